@@ -1,0 +1,87 @@
+"""Outbox, inbox, idempotency keys and audit."""
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+STATEMENTS = (
+    "create schema kit",
+    # The shard, the time and the transaction id are the database's own: a reader that stops below the oldest running
+    # transaction (pg_snapshot_xmin) never misses a row that commits late.
+    """
+    create table kit.outbox (
+        seq bigint generated always as identity primary key,
+        event_id text not null unique,
+        type text not null,
+        aggregate_id text not null,
+        version bigint not null,
+        shard int not null generated always as (abs(hashtext(aggregate_id) % 16)) stored,
+        organisation_id text,
+        project_id text,
+        correlation_id text not null,
+        payload jsonb not null,
+        occurred_at timestamptz not null default clock_timestamp(),
+        tx xid8 not null default pg_current_xact_id(),
+        published_at timestamptz,
+        attempts int not null default 0,
+        last_error text not null default '',
+        dead boolean not null default false,
+        discarded boolean not null default false,
+        unique (aggregate_id, version)
+    )
+    """,
+    "create index outbox_waiting on kit.outbox (seq) where published_at is null and not dead",
+    "create index outbox_dead on kit.outbox (aggregate_id) where dead",
+    "create index outbox_project on kit.outbox (project_id, tx, seq)",
+    "create index outbox_tx on kit.outbox (tx, seq)",
+    """
+    create table kit.inbox (
+        consumer text not null,
+        aggregate_id text not null,
+        version bigint not null,
+        event_id text not null,
+        applied_at timestamptz not null default now(),
+        primary key (consumer, aggregate_id)
+    )
+    """,
+    """
+    create table kit.idempotency (
+        scope text not null,
+        key text not null,
+        digest bytea not null,
+        response bytea not null,
+        created_at timestamptz not null default now(),
+        primary key (scope, key)
+    )
+    """,
+    """
+    create table kit.audit (
+        id text primary key,
+        at timestamptz not null default clock_timestamp(),
+        actor_id text not null,
+        actor_kind text not null,
+        action text not null,
+        target_id text not null,
+        organisation_id text,
+        project_id text,
+        correlation_id text not null,
+        detail jsonb not null
+    )
+    """,
+    "create index audit_project on kit.audit (project_id, id)",
+    "create index audit_organisation on kit.audit (organisation_id, id)",
+    "create index audit_correlation on kit.audit (correlation_id)",
+    """
+    create function kit.refuse_change() returns trigger language plpgsql as
+    $$ begin raise exception '% is append-only', tg_table_name; end $$
+    """,
+    "create trigger audit_append_only before update or delete or truncate on kit.audit"
+    " for each statement execute function kit.refuse_change()",
+)
+
+
+def upgrade() -> None:
+    """Create the tables of kit."""
+    for statement in STATEMENTS:
+        op.execute(statement)

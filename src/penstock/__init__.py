@@ -1,0 +1,1 @@
+"""Penstock turns a set of GPU hosts into a cloud."""

@@ -1,0 +1,110 @@
+"""NATS: durable events on JetStream, lossy hints on core NATS.
+
+Nothing is believed for having arrived: a hint only says "look again", and every consumer checks with Postgres.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import NotFoundError
+
+from penstock.kit.telemetry import logger
+from penstock.wire import subjects
+
+_log = logger(__name__)
+_WEEK_S: Final = 7 * 24 * 3600
+
+EVENTS: Final = StreamConfig(
+    name="EVENTS",
+    subjects=[subjects.ALL_EVENTS],
+    retention=RetentionPolicy.LIMITS,
+    discard=DiscardPolicy.OLD,
+    storage=StorageType.FILE,
+    max_age=_WEEK_S,
+    max_msg_size=1 << 20,
+    duplicate_window=120,
+    allow_direct=False,
+)
+
+
+class Bus:
+    """One NATS connection of a process."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.js: JetStreamContext = client.jetstream(timeout=5, publish_async_max_pending=4096)
+        self._background: set[asyncio.Task[None]] = set()
+
+    def hint(self, subject: str, payload: bytes = b"") -> None:
+        """Fire and forget; lost when NATS is away, which sweepers make up for."""
+        task = asyncio.get_running_loop().create_task(self._publish(subject, payload))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _publish(self, subject: str, payload: bytes) -> None:
+        try:
+            if self.client.is_connected:
+                await self.client.publish(subject, payload)
+        except Exception as error:  # noqa: BLE001 (a hint may be lost, its sender must not fail)
+            _log.debug("hint_lost", subject=subject, error=repr(error))
+
+    async def on_hint(
+        self, subject: str, handle: Callable[[str, bytes], Awaitable[None]], *, queue: str = ""
+    ) -> None:
+        """Call `handle(subject, payload)` for each hint, in one of the processes that share `queue`."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                await handle(message.subject, message.data)
+            except Exception:  # the subscription outlives one bad hint
+                _log.exception("hint_failed", subject=message.subject)
+
+        await self.client.subscribe(subject, queue=queue, cb=receive, pending_msgs_limit=65536)
+
+    async def ensure_stream(self, config: StreamConfig) -> None:
+        """Create the stream, or bring it to this configuration."""
+        assert config.name is not None
+        try:
+            await self.js.stream_info(config.name)
+        except NotFoundError:
+            await self.js.add_stream(config)
+        else:
+            await self.js.update_stream(config)
+
+
+@asynccontextmanager
+async def connect(url: str, *, name: str) -> AsyncIterator[Bus]:
+    """Connect, keep reconnecting for ever, and drain at the end. NATS may be away when the process starts."""
+
+    async def on_error(error: Exception) -> None:
+        _log.debug("nats_error", error=repr(error))
+
+    client = await nats.connect(
+        url,
+        name=name,
+        allow_reconnect=True,
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0.2,
+        connect_timeout=2,
+        ping_interval=10,
+        error_cb=on_error,
+    )
+    try:
+        yield Bus(client)
+    finally:
+        await _close(client)
+
+
+async def _close(client: Client) -> None:
+    try:
+        async with asyncio.timeout(3):
+            await client.drain()
+    except Exception:  # noqa: BLE001 (closing must not hide why the process ends)
+        await client.close()

@@ -1,0 +1,36 @@
+"""Who makes a request and what they may do; made by the edge, checked by use cases."""
+
+from dataclasses import dataclass
+
+from penstock.kit.audit import Actor
+from penstock.kit.errors import Denied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """An authenticated principal acting in one project. `actions` is what role and key allow together."""
+
+    principal_id: str
+    principal_kind: str
+    display_name: str
+    organisation_id: str
+    project_id: str
+    role: str
+    actions: frozenset[str]
+    operator: bool = False
+    key_id: str | None = None
+
+    @property
+    def actor(self) -> Actor:
+        """The same, for the audit log."""
+        return Actor(
+            id=self.principal_id,
+            kind=self.principal_kind,
+            organisation_id=self.organisation_id,
+            project_id=self.project_id,
+        )
+
+    def require(self, action: str) -> None:
+        """Pass, or Denied naming what is missing."""
+        if action not in self.actions:
+            raise Denied(f"your role ({self.role}) does not allow {action}", action=action)

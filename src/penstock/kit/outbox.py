@@ -1,0 +1,61 @@
+"""Facts, written in the transaction that made them true.
+
+Handlers never publish: they append here, and the relay publishes after the commit. `version` is the aggregate's own
+version after the change, so that consumers can tell order, gaps and repeats.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.kit.db import Tx
+from penstock.kit.ids import new_id
+from penstock.kit.telemetry import correlation_id
+from penstock.wire import subjects
+
+#: Order holds within a shard; each shard is published by one relay at a time.
+SHARDS: Final = 16
+
+#: The columns of kit.outbox in the order of `columns()`. A CTE that moves a row may insert them in one statement:
+#: `insert into kit.outbox (<COLUMNS>) select $n, …`. The database computes shard, time and transaction id itself.
+COLUMNS: Final = "event_id, type, aggregate_id, version, organisation_id, project_id, correlation_id, payload"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One fact about one aggregate. `organisation_id` and `project_id` say who may see it; none means operators."""
+
+    type: str
+    aggregate_id: str
+    version: int
+    organisation_id: str | None
+    project_id: str | None
+    payload: Mapping[str, Any]
+    event_id: str = field(default_factory=lambda: new_id("evt"))
+
+    def columns(self) -> tuple[object, ...]:
+        """Values for `COLUMNS`."""
+        return (
+            self.event_id,
+            self.type,
+            self.aggregate_id,
+            self.version,
+            self.organisation_id,
+            self.project_id,
+            correlation_id(),
+            dict(self.payload),
+        )
+
+
+async def append(tx: Tx, *events: Event) -> None:
+    """Add facts to this transaction."""
+    await tx.executemany(
+        f"insert into kit.outbox ({COLUMNS}) values ($1, $2, $3, $4, $5, $6, $7, $8)",  # noqa: S608
+        [event.columns() for event in events],
+    )
+    wake(tx)
+
+
+def wake(tx: Tx) -> None:
+    """Ask the relay to look after this commit; for statements that insert outbox rows themselves."""
+    tx.hint(subjects.OUTBOX)

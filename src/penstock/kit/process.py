@@ -1,0 +1,84 @@
+"""How every process runs: telemetry first, then its body until a signal, then a clean end.
+
+Each process also answers `/healthz` and `/metrics` on a loopback port of its own (`ops_port`, 0 for none).
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import uvloop
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from penstock.kit import telemetry
+from penstock.kit.clock import backoff_s
+from penstock.kit.errors import PenstockError
+from penstock.kit.telemetry import logger
+
+_log = logger(__name__)
+_GRACE_S: Final = 10.0
+
+
+def main(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]], **configure: str) -> None:
+    """Run `body(stack)` until it ends or a signal comes; everything entered on the stack is closed."""
+    telemetry.configure(name, **configure)
+    code = 0
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_until_signal(name, body))
+    except PenstockError as error:
+        _log.error("process_failed", error=error.detail, field=error.field)  # noqa: TRY400
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The Temporal SDK's threads can abort the interpreter while it shuts down; everything is closed by now.
+    os._exit(code)
+
+
+async def _until_signal(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]]) -> None:
+    async with AsyncExitStack() as stack:
+        task = asyncio.create_task(body(stack), name=name)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            _log.info("process_stopping")
+
+
+async def serve_ops(stack: AsyncExitStack, port: int, *, healthy: Callable[[], bool] = lambda: True) -> None:
+    """Answer health checks and metrics on loopback."""
+    if not port:
+        return
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"ok": healthy()}, status=200 if healthy() else 503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", health), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+
+
+async def every(seconds: float, work: Callable[[], Awaitable[object]], *, name: str) -> None:
+    """Call `work` for ever; a failure is logged and tried again after a back-off."""
+    failures = 0
+    while True:
+        try:
+            await work()
+            failures = 0
+        except Exception:  # a loop's supervisor: the loop goes on
+            failures += 1
+            _log.exception("loop_failed", loop=name)
+        await asyncio.sleep(seconds if not failures else max(seconds, backoff_s(failures)))

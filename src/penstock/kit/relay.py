@@ -1,0 +1,203 @@
+"""Outbox → JetStream, in order per aggregate, with any number of relays.
+
+A relay works on the shards whose advisory locks it gets. It reads their unpublished rows in order, publishes them in
+waves (no aggregate twice in a wave, so a lost message can never be overtaken by its successor) with the event id as
+message id, and marks what was acknowledged. A failure holds back that aggregate only. A row that the server refuses
+`ATTEMPTS_MAX` times becomes a dead letter, and its aggregate waits until an operator requeues or discards it.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+from nats.errors import MaxPayloadError
+from nats.js.api import PubAck
+from nats.js.errors import APIError
+from prometheus_client import Counter, Gauge, Histogram
+
+from penstock.kit.bus import EVENTS, Bus
+from penstock.kit.clock import backoff_s
+from penstock.kit.db import Database, Reader, Row
+from penstock.kit.outbox import SHARDS
+from penstock.kit.telemetry import logger
+from penstock.wire import subjects
+from penstock.wire.events import Envelope
+
+BATCH: Final = 2000
+ATTEMPTS_MAX: Final = 5
+IDLE_POLL_S: Final = 1.0
+_LOCKS: Final = 7001
+_ACK_TIMEOUT_S: Final = 10.0
+
+_log = logger(__name__)
+_encoder = msgspec.json.Encoder()
+_published = Counter("penstock_outbox_published_total", "Events published by this relay")
+_refused = Counter("penstock_outbox_refused_total", "Publishes that the server refused")
+_dead = Gauge("penstock_outbox_dead_letters", "Events that wait for an operator")
+_lag = Histogram(
+    "penstock_outbox_lag_seconds",
+    "From the event's transaction to its acknowledgement by JetStream",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 30, 300),
+)
+
+_READ = """
+select seq, event_id, type, aggregate_id, version, organisation_id, project_id, correlation_id,
+       payload::text as payload, occurred_at
+  from kit.outbox o
+ where shard = any($1) and published_at is null and not dead
+   and not exists (select 1 from kit.outbox d where d.aggregate_id = o.aggregate_id and d.dead)
+ order by seq
+ limit $2
+"""
+_MARK = """
+update kit.outbox set published_at = clock_timestamp() where seq = any($1)
+returning extract(epoch from clock_timestamp() - occurred_at)::float8 as lag_s
+"""
+_REFUSE = """
+update kit.outbox set attempts = attempts + 1, last_error = $2, dead = attempts + 1 >= $3 where seq = $1 returning dead
+"""
+
+
+class Relay:
+    """Drains the shards that it can lock."""
+
+    def __init__(self, db: Database, bus: Bus) -> None:
+        self._db = db
+        self._bus = bus
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Drain for ever: at once when woken, and every second in case a hint was lost."""
+        await self._bus.on_hint(subjects.OUTBOX, self._woken)
+        failures = 0
+        while True:
+            self._wake.clear()
+            try:
+                while await self.drain():
+                    pass
+                failures = 0
+            except Exception:  # the loop outlives servers that come and go
+                _log.exception("relay_failed")
+                failures += 1
+            await self._sleep(IDLE_POLL_S if not failures else backoff_s(failures))
+
+    async def _woken(self, _: str, __: bytes) -> None:
+        self._wake.set()
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def drain(self) -> int:
+        """Publish one batch of the shards that are free; how many rows were published."""
+        async with self._db.read() as conn:
+            locked = await _lock_shards(conn)
+            try:
+                rows = await conn.fetch(_READ, locked, BATCH)
+                return await self._publish(conn, rows) if rows else 0
+            finally:
+                await conn.execute("select pg_advisory_unlock_all()")
+
+    async def _publish(self, conn: Reader, rows: list[Row]) -> int:
+        held: set[str] = set()
+        sent: list[int] = []
+        for wave in waves(rows):
+            ready = [row for row in wave if row["aggregate_id"] not in held]
+            outcomes = await self._publish_wave(ready)
+            for row, error in zip(ready, outcomes, strict=True):
+                if error is None:
+                    sent.append(row["seq"])
+                else:
+                    held.add(row["aggregate_id"])
+                    await _record_refusal(conn, row, error)
+        await _mark(conn, sent)
+        return len(sent)
+
+    async def _publish_wave(self, rows: Sequence[Row]) -> list[Exception | None]:
+        """Publish without waiting in between, then wait for all; none means acknowledged."""
+        futures = [await self._send(row) for row in rows]
+        waiting = [future for future in futures if isinstance(future, asyncio.Future)]
+        if waiting:
+            await asyncio.wait(waiting, timeout=_ACK_TIMEOUT_S)
+        return [_outcome(future) for future in futures]
+
+    async def _send(self, row: Row) -> "asyncio.Future[PubAck] | Exception":
+        try:
+            return await self._bus.js.publish_async(
+                subjects.event(row["type"]),
+                encode(row),
+                wait_stall=_ACK_TIMEOUT_S,
+                stream=EVENTS.name,
+                headers={"Nats-Msg-Id": row["event_id"]},
+            )
+        except Exception as error:  # noqa: BLE001 (one row's failure is that row's outcome)
+            return error
+
+
+async def _lock_shards(conn: Reader) -> list[int]:
+    rows = await conn.fetch(
+        "select shard from generate_series(0, $2 - 1) shard where pg_try_advisory_lock($1, shard)", _LOCKS, SHARDS
+    )
+    return [row["shard"] for row in rows]
+
+
+async def _mark(conn: Reader, sent: list[int]) -> None:
+    for row in await conn.fetch(_MARK, sent):
+        _lag.observe(row["lag_s"])
+    _published.inc(len(sent))
+
+
+async def _record_refusal(conn: Reader, row: Row, error: Exception) -> None:
+    """Count what the server refused for good; an outage counts for nothing."""
+    if not isinstance(error, APIError | MaxPayloadError):
+        _log.info("publish_deferred", event_id=row["event_id"], error=repr(error))
+        return
+    _refused.inc()
+    dead = await conn.fetchval(_REFUSE, row["seq"], repr(error)[:500], ATTEMPTS_MAX)
+    _log.warning("publish_refused", event_id=row["event_id"], error=repr(error), dead=dead)
+    if dead:
+        _dead.inc()
+
+
+def _outcome(future: "asyncio.Future[PubAck] | Exception") -> Exception | None:
+    if isinstance(future, Exception):
+        return future
+    if not future.done():
+        future.cancel()
+        return TimeoutError("no acknowledgement")
+    error = future.exception()
+    return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+def waves(rows: Iterable[Row]) -> list[list[Row]]:
+    """Split so that the n-th row of each aggregate is in the n-th wave."""
+    seen: dict[str, int] = {}
+    split: list[list[Row]] = []
+    for row in rows:
+        depth = seen.get(row["aggregate_id"], 0)
+        seen[row["aggregate_id"]] = depth + 1
+        if depth == len(split):
+            split.append([])
+        split[depth].append(row)
+    return split
+
+
+def encode(row: Row) -> bytes:
+    """The envelope as it goes on the wire."""
+    return _encoder.encode(
+        Envelope(
+            event_id=row["event_id"],
+            event_type=row["type"],
+            aggregate_id=row["aggregate_id"],
+            version=row["version"],
+            organisation_id=row["organisation_id"],
+            project_id=row["project_id"],
+            correlation_id=row["correlation_id"],
+            occurred_at=row["occurred_at"],
+            payload=msgspec.Raw(row["payload"].encode()),
+        )
+    )

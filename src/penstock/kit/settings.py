@@ -1,0 +1,83 @@
+"""Typed settings of one process: a TOML file first, the environment over it.
+
+Each process declares one frozen `msgspec.Struct`. `[section] field = …` in the file and `PENSTOCK_SECTION_FIELD` in
+the environment set a field; shared fields (`SHARED`) are also read from the file's top level and from
+`PENSTOCK_FIELD`. A variable that is set but empty counts as unset.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.kit.errors import Invalid
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+#: Fields that several processes share, set once for all of them.
+SHARED: Final = frozenset(
+    {
+        "database_url",
+        "nats_url",
+        "temporal_address",
+        "temporal_namespace",
+        "pki_dir",
+        "api_url",
+        "gateway_url",
+        "link_url",
+        "otlp_endpoint",
+        "log_level",
+        "log_format",
+        "trusted_proxies",
+        "allowed_origins",
+    }
+)
+FILE_BYTES_MAX: Final = 1 << 20
+
+
+def load(cls: type[T], section: str, environ: Mapping[str, str]) -> T:
+    """The settings of `section`, or Invalid naming the offending field."""
+    document = read_toml(environ.get("PENSTOCK_CONFIG", ""))
+    names = cls.__struct_fields__
+    values: dict[str, Any] = {name: document[name] for name in names if name in SHARED and name in document}
+    values |= document.get(section, {})
+    values |= _from_environment(names, section, environ)
+    return convert(values, cls, section)
+
+
+def convert(values: Mapping[str, Any], cls: type[T], section: str) -> T:
+    """Check `values` against the struct; unknown names and wrong types are named."""
+    unknown = sorted(set(values) - set(cls.__struct_fields__))
+    if unknown:
+        raise Invalid(f"unknown setting {section}.{unknown[0]}", field=f"{section}.{unknown[0]}")
+    try:
+        return msgspec.convert(dict(values), cls, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"setting {section}: {error}", field=section) from error
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """The parsed file; an empty path means no file."""
+    if not path:
+        return {}
+    file = Path(path)
+    try:
+        if file.stat().st_size > FILE_BYTES_MAX:
+            raise Invalid(f"{path} is larger than {FILE_BYTES_MAX} bytes", field="config")
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Invalid(f"cannot read {path}: {error.strerror}", field="config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Invalid(f"{path} is not valid TOML: {error}", field="config") from error
+
+
+def _from_environment(names: tuple[str, ...], section: str, environ: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names:
+        if name in SHARED and (value := environ.get(f"PENSTOCK_{name.upper()}", "")):
+            found[name] = value
+        if value := environ.get(f"PENSTOCK_{section.upper()}_{name.upper()}", ""):
+            found[name] = value
+    return found

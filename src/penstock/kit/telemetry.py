@@ -1,0 +1,100 @@
+"""Logs, traces and metrics, the same in every process.
+
+Logs are one JSON object a line (or coloured text on a terminal), carry whatever ids are bound to the current context,
+and pass a filter that removes secrets. Traces go to an OTLP endpoint when one is configured.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import structlog
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from penstock.kit.ids import new_id
+
+_SECRET_NAMES: Final = re.compile(r"(?i)(password|secret|token|authorization|api_?key|private|cookie)")
+_SECRET_VALUES: Final = re.compile(r"psk_[A-Za-z0-9_-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
+_correlation: ContextVar[str] = ContextVar("correlation_id", default="")
+
+tracer: Final = trace.get_tracer("penstock")
+
+
+def logger(name: str) -> structlog.stdlib.BoundLogger:
+    """The logger of a module."""
+    return structlog.stdlib.get_logger(name)
+
+
+def correlation_id() -> str:
+    """The id that ties together everything one request caused; made when there is none."""
+    current = _correlation.get()
+    if not current:
+        current = new_id("cor")
+        _correlation.set(current)
+    return current
+
+
+@contextmanager
+def correlated(value: str, **ids: str) -> Iterator[None]:
+    """Work under this correlation id, with further ids (project_id, allocation_id, node_id) on each log line."""
+    token = _correlation.set(value)
+    try:
+        with structlog.contextvars.bound_contextvars(correlation_id=value, **ids):
+            yield
+    finally:
+        _correlation.reset(token)
+
+
+def configure(process: str, *, level: str = "info", log_format: str = "json", otlp_endpoint: str = "") -> None:
+    """Set up logs and traces once, at the start of a process."""
+    numeric = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+    logging.basicConfig(stream=sys.stderr, level=max(numeric, logging.WARNING), format="%(message)s", force=True)
+    renderer = structlog.dev.ConsoleRenderer() if log_format == "text" else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _trace_ids,
+            structlog.processors.format_exc_info,
+            redact,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(numeric),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process)
+    if otlp_endpoint:
+        _export_traces(process, otlp_endpoint)
+
+
+def _export_traces(process: str, endpoint: str) -> None:
+    provider = TracerProvider(resource=Resource.create({"service.name": f"penstock-{process}"}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=5)))
+    trace.set_tracer_provider(provider)
+
+
+def _trace_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"] = f"{context.trace_id:032x}"
+    return event
+
+
+def redact(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """Replace what looks like a secret, by name or by shape."""
+    for name, value in event.items():
+        if _SECRET_NAMES.search(name):
+            event[name] = "[redacted]"
+        elif isinstance(value, str):
+            event[name] = _SECRET_VALUES.sub("[redacted]", value)
+    return event
