@@ -26,9 +26,7 @@ def fact(aggregate: str, version: int, **payload: object) -> Event:
 
 async def published(bus: Bus) -> list[Envelope]:
     info = await bus.js.stream_info("EVENTS")
-    messages = [
-        await bus.js.get_msg("EVENTS", seq) for seq in range(info.state.first_seq, info.state.last_seq + 1)
-    ]
+    messages = [await bus.js.get_msg("EVENTS", seq) for seq in range(info.state.first_seq, info.state.last_seq + 1)]
     return [msgspec.json.decode(message.data or b"", type=Envelope) for message in messages]
 
 
@@ -59,9 +57,7 @@ async def test_two_relays_publish_each_event_once(database: Database, nats_bus: 
     assert len(await published(nats_bus)) == 400
 
 
-async def test_a_refused_event_holds_back_its_aggregate_only_until_discarded(
-    database: Database, nats_bus: Bus
-) -> None:
+async def test_a_refused_event_holds_back_its_aggregate_only_until_discarded(database: Database, nats_bus: Bus) -> None:
     async with database.transaction() as tx:
         await outbox.append(tx, fact("big", 1, filler="x" * (2 << 20)), fact("big", 2), fact("small", 1))
     relay = Relay(database, nats_bus)
@@ -74,4 +70,7 @@ async def test_a_refused_event_holds_back_its_aggregate_only_until_discarded(
     async with database.transaction() as tx:
         await deadletters.discard(tx, system("test"), letter.event_id)
     await relay.drain()
-    assert [(event.aggregate_id, event.version) for event in await published(nats_bus)] == [("small", 1), ("big", 2)]
+    assert [(event.aggregate_id, event.version) for event in await published(nats_bus)] == [
+        ("small", 1),
+        ("big", 2),
+    ]

@@ -55,9 +55,7 @@ class Bus:
         except Exception as error:  # noqa: BLE001 (a hint may be lost, its sender must not fail)
             _log.debug("hint_lost", subject=subject, error=repr(error))
 
-    async def on_hint(
-        self, subject: str, handle: Callable[[str, bytes], Awaitable[None]], *, queue: str = ""
-    ) -> None:
+    async def on_hint(self, subject: str, handle: Callable[[str, bytes], Awaitable[None]], *, queue: str = "") -> None:
         """Call `handle(subject, payload)` for each hint, in one of the processes that share `queue`."""
 
         async def receive(message: Msg) -> None:

@@ -79,10 +79,9 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """A read-write transaction; its hints go out after the commit."""
-        async with self._acquire() as conn:
-            async with conn.transaction():
-                tx = Tx(conn)
-                yield tx
+        async with self._acquire() as conn, conn.transaction():
+            tx = Tx(conn)
+            yield tx
         for subject, payload in tx.hints:
             self._publish_hint(subject, payload)
 
@@ -97,7 +96,12 @@ class Database:
         try:
             context = self._pool.acquire(timeout=10)
             conn = await context
-        except (OSError, TimeoutError, asyncpg.PostgresConnectionError, asyncpg.CannotConnectNowError) as error:
+        except (
+            OSError,
+            TimeoutError,
+            asyncpg.PostgresConnectionError,
+            asyncpg.CannotConnectNowError,
+        ) as error:
             raise Unavailable("the database cannot be reached; try again", retry_after_s=1) from error
         try:
             yield conn  # pyright: ignore[reportReturnType]

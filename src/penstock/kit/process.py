@@ -32,7 +32,7 @@ def main(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]],
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_until_signal(name, body))
     except PenstockError as error:
-        _log.error("process_failed", error=error.detail, field=error.field)  # noqa: TRY400
+        _log.error("process_failed", error=error.detail, field=error.field)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

@@ -41,9 +41,6 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorDetail
 
 
-# ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Whoami(msgspec.Struct, frozen=True, kw_only=True):
     """The caller as the server sees it."""
 
@@ -57,7 +54,7 @@ class Whoami(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str | None
 
 
-class OrganisationCreate(Body):
+class OrganisationCreate(Body, frozen=True):
     """A new organisation; operators only."""
 
     name: Name
@@ -71,14 +68,14 @@ class Organisation(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class ProjectCreate(Body):
+class ProjectCreate(Body, frozen=True):
     """A new project in the caller's organisation; operators may name another."""
 
     name: Name
     organisation_id: str | None = None
 
 
-class ProjectUpdate(Body):
+class ProjectUpdate(Body, frozen=True):
     """Rename."""
 
     name: Name
@@ -93,7 +90,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class MemberPut(Body):
+class MemberPut(Body, frozen=True):
     """Give a principal a role in a project: owner, admin, developer, viewer, billing."""
 
     role: str
@@ -109,7 +106,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class UserCreate(Body):
+class UserCreate(Body, frozen=True):
     """A person known by an identity provider's issuer and subject."""
 
     issuer: Annotated[str, Meta(min_length=1, max_length=255)]
@@ -127,7 +124,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class ServiceAccountCreate(Body):
+class ServiceAccountCreate(Body, frozen=True):
     """A principal for programs, with a role in the current project that is no higher than the caller's."""
 
     name: Name
@@ -144,7 +141,7 @@ class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
 
 
-class KeyCreate(Body):
+class KeyCreate(Body, frozen=True):
     """A new API key in the current project. It belongs to the caller, or to a service account of the project, and
     its role is at most the caller's and its owner's."""
 
@@ -176,10 +173,7 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
     secret: str
 
 
-# ── fleet ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class EnrolmentTokenCreate(Body):
+class EnrolmentTokenCreate(Body, frozen=True):
     """A single-use token that lets a host become the node of this name, for 600 s."""
 
     node_name: Slug
@@ -197,7 +191,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
     command: str
 
 
-class EnrolRequest(Body):
+class EnrolRequest(Body, frozen=True):
     """What an agent sends to become a node."""
 
     token: Annotated[str, Meta(min_length=1, max_length=255)]
@@ -215,7 +209,7 @@ class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
     link_url: str
 
 
-class RenewRequest(Body):
+class RenewRequest(Body, frozen=True):
     """A new certificate for the same node, asked for over its current one."""
 
     csr_pem: Annotated[str, Meta(max_length=8192)]
@@ -253,7 +247,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     gpus: list[NodeGpu] = []
 
 
-class NodeStateChange(Body):
+class NodeStateChange(Body, frozen=True):
     """Why; shown on the node and in the audit log."""
 
     reason: Annotated[str, Meta(max_length=255)] = ""
@@ -275,10 +269,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None
 
 
-# ── compute ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class SkuPut(Body):
+class SkuPut(Body, frozen=True):
     """Define or change an offer; operators only. The price of running allocations does not change."""
 
     description: Annotated[str, Meta(max_length=255)]
@@ -308,7 +299,7 @@ class Sku(msgspec.Struct, frozen=True, kw_only=True):
     gpus_free: int
 
 
-class QuotaPut(Body):
+class QuotaPut(Body, frozen=True):
     """How many GPUs a project may hold at once."""
 
     gpus_max: Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -322,7 +313,7 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     gpus_used: int
 
 
-class AllocationCreate(Body):
+class AllocationCreate(Body, frozen=True):
     """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once."""
 
     sku: Slug
@@ -336,7 +327,7 @@ class AllocationCreate(Body):
     wait_s: Annotated[int, Meta(ge=0, le=7 * 24 * 3600)] = 0
 
 
-class AllocationUpdate(Body):
+class AllocationUpdate(Body, frozen=True):
     """Change the name or the labels."""
 
     name: Name | None = None
@@ -378,13 +369,10 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[TimelineEntry] = []
 
 
-class ReleaseRequest(Body):
+class ReleaseRequest(Body, frozen=True):
     """Why; shown on the allocation."""
 
     reason: Annotated[str, Meta(max_length=255)] = ""
-
-
-# ── events, audit, dead letters ──────────────────────────────────────────────────────────────────────────────────
 
 
 class EventOut(msgspec.Struct, frozen=True, kw_only=True):
