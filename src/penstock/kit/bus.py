@@ -61,7 +61,7 @@ class Bus:
         async def receive(message: Msg) -> None:
             try:
                 await handle(message.subject, message.data)
-            except Exception:  # the subscription outlives one bad hint
+            except Exception:  # noqa: BLE001 (the subscription outlives one bad hint)
                 _log.exception("hint_failed", subject=message.subject)
 
         await self.client.subscribe(subject, queue=queue, cb=receive, pending_msgs_limit=65536)

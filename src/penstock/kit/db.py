@@ -5,12 +5,12 @@ next is queued with `tx.hint` and sent when the commit has succeeded. Hints are 
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeAlias
 
 import asyncpg
+import msgspec
 
 from penstock.kit.errors import Unavailable
 
@@ -137,4 +137,14 @@ async def _close(pool: "asyncpg.Pool[Row]") -> None:
 
 
 async def _prepare(conn: "asyncpg.Connection[Row]") -> None:
-    await conn.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+    await conn.set_type_codec(
+        "jsonb", schema="pg_catalog", format="binary", encoder=_encode_jsonb, decoder=_decode_jsonb
+    )
+
+
+def _encode_jsonb(value: object) -> bytes:
+    return b"\x01" + msgspec.json.encode(value)
+
+
+def _decode_jsonb(data: bytes) -> Any:
+    return msgspec.json.decode(data[1:])

@@ -70,7 +70,7 @@ async def run(db: Database, once: Once | None, effect: Callable[[Tx], Awaitable[
 async def _lock(tx: Tx, once: Once) -> None:
     try:
         await tx.execute(f"set local lock_timeout = '{_WAIT}'")
-        await tx.execute("select pg_advisory_xact_lock(hashtextextended($1, 7))", f"{once.scope}\0{once.key}")
+        await tx.execute("select pg_advisory_xact_lock(hashtextextended($1, 7))", f"{once.scope} {once.key}")
         await tx.execute("set local lock_timeout = default")
     except asyncpg.LockNotAvailableError as error:
         raise InProgress("the first call with this Idempotency-Key is still running", retry_after_s=1) from error

@@ -78,7 +78,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]], *, name: 
         try:
             await work()
             failures = 0
-        except Exception:  # a loop's supervisor: the loop goes on
+        except Exception:  # noqa: BLE001 (a loop's supervisor: the loop goes on)
             failures += 1
             _log.exception("loop_failed", loop=name)
         await asyncio.sleep(seconds if not failures else max(seconds, backoff_s(failures)))

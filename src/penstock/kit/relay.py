@@ -79,7 +79,7 @@ class Relay:
                 while await self.drain():
                     pass
                 failures = 0
-            except Exception:  # the loop outlives servers that come and go
+            except Exception:  # noqa: BLE001 (the loop outlives servers that come and go)
                 _log.exception("relay_failed")
                 failures += 1
             await self._sleep(IDLE_POLL_S if not failures else backoff_s(failures))
@@ -143,7 +143,7 @@ class Relay:
             return error
 
     async def _outcome(self, row: Row, future: "asyncio.Future[PubAck] | Exception") -> Exception | None:
-        """None when acknowledged. The pipelined publish never tells of a refusal: asked again alone, the server does."""
+        """None when acknowledged. A pipelined publish never tells of a refusal; asked again alone, the server does."""
         if isinstance(future, Exception):
             return future
         if future.done() and not future.cancelled():
