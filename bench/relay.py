@@ -50,7 +50,7 @@ def _event(number: int) -> Event:
 
 async def _fill(database: Database) -> None:
     async with database.transaction() as tx:
-        await tx.execute("truncate kit.outbox")
+        await tx.execute("truncate kit.outbox, kit.waiting")
         await tx.conn.copy_records_to_table(
             "outbox",
             schema_name="kit",
@@ -58,7 +58,7 @@ async def _fill(database: Database) -> None:
             records=[_event(number).columns() for number in range(EVENTS_COUNT)],
         )
     async with database.read() as conn:
-        await conn.execute("vacuum analyze kit.outbox")
+        await conn.execute("vacuum analyze kit.outbox, kit.waiting")
 
 
 async def _bare_rate(database: Database, connected: Bus) -> float:
@@ -94,7 +94,7 @@ async def _idle_p99_ms(database: Database, connected: Bus) -> float:
         arrived.put_nowait(time.perf_counter())
 
     async with database.transaction() as tx:
-        await tx.execute("truncate kit.outbox")
+        await tx.execute("truncate kit.outbox, kit.waiting")
     subscription = await connected.client.subscribe(subjects.ALL_EVENTS, cb=receive)
     running = asyncio.create_task(Relay(database, connected).run())
     await asyncio.sleep(0.5)

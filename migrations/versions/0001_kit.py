@@ -23,16 +23,31 @@ STATEMENTS = (
         payload jsonb not null,
         occurred_at timestamptz not null default clock_timestamp(),
         tx xid8 not null default pg_current_xact_id(),
-        published_at timestamptz,
-        attempts int not null default 0,
-        last_error text not null default '',
-        dead boolean not null default false,
-        discarded boolean not null default false,
         unique (aggregate_id, version)
     )
     """,
-    "create index outbox_waiting on kit.outbox (seq) where published_at is null and not dead",
-    "create index outbox_dead on kit.outbox (aggregate_id) where dead",
+    # The log above is never updated. What is not yet published stands in this narrow list as well, which the relay
+    # empties: marking a row of the log would write a new version of it into each of the log's indexes.
+    """
+    create table kit.waiting (
+        seq bigint primary key,
+        shard int not null,
+        aggregate_id text not null,
+        attempts int not null default 0,
+        last_error text not null default '',
+        dead boolean not null default false
+    )
+    """,
+    "create index waiting_dead on kit.waiting (aggregate_id) where dead",
+    """
+    create function kit.enlist() returns trigger language plpgsql as
+    $$ begin
+        insert into kit.waiting (seq, shard, aggregate_id) select seq, shard, aggregate_id from added;
+        return null;
+    end $$
+    """,
+    "create trigger outbox_enlist after insert on kit.outbox referencing new table as added"
+    " for each statement execute function kit.enlist()",
     "create index outbox_project on kit.outbox (project_id, tx, seq)",
     "create index outbox_tx on kit.outbox (tx, seq)",
     """

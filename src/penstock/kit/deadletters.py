@@ -26,8 +26,8 @@ class DeadLetter:
 async def list_dead(conn: Reader, *, limit: int) -> list[DeadLetter]:
     """The oldest first."""
     rows = await conn.fetch(
-        "select event_id, type, aggregate_id, version, occurred_at, attempts, last_error"
-        " from kit.outbox where dead and published_at is null order by seq limit $1",
+        "select event_id, type, o.aggregate_id, version, occurred_at, attempts, last_error"
+        " from kit.waiting w join kit.outbox o using (seq) where dead order by seq limit $1",
         limit,
     )
     return [DeadLetter(**dict(row)) for row in rows]
@@ -35,22 +35,19 @@ async def list_dead(conn: Reader, *, limit: int) -> list[DeadLetter]:
 
 async def requeue(tx: Tx, actor: Actor, event_id: str) -> None:
     """Let the relay try again."""
-    await _resolve(tx, "dead = false, attempts = 0", event_id)
+    await _resolve(tx, "update kit.waiting w set dead = false, attempts = 0 from kit.outbox o", event_id)
     await audit.record(tx, actor, "dead_letters.requeue", event_id)
     tx.hint(subjects.OUTBOX)
 
 
 async def discard(tx: Tx, actor: Actor, event_id: str) -> None:
-    """Never publish it; its aggregate goes on without it. The row stays as evidence."""
-    await _resolve(tx, "dead = false, published_at = clock_timestamp(), discarded = true", event_id)
+    """Never publish it; its aggregate goes on without it. The log keeps it."""
+    await _resolve(tx, "delete from kit.waiting w using kit.outbox o", event_id)
     await audit.record(tx, actor, "dead_letters.discard", event_id)
     tx.hint(subjects.OUTBOX)
 
 
 async def _resolve(tx: Tx, change: str, event_id: str) -> None:
-    found = await tx.fetchval(
-        f"update kit.outbox set {change} where event_id = $1 and dead returning seq",  # noqa: S608
-        event_id,
-    )
-    if found is None:
+    resolved = await tx.fetchval(f"{change} where o.seq = w.seq and event_id = $1 and dead returning w.seq", event_id)
+    if resolved is None:
         raise NotFound("no dead letter with this id", field="event_id")

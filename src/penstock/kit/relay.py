@@ -2,12 +2,13 @@
 
 A relay works on the shards whose advisory locks it gets. It reads their unpublished rows in order, publishes them in
 waves (no aggregate twice in a wave, so a lost message can never be overtaken by its successor) with the event id as
-message id, and marks what was acknowledged. A failure holds back that aggregate only. A row that the server refuses
+message id, and takes what was acknowledged off the list. A failure holds back that aggregate only. A row that the server refuses
 `ATTEMPTS_MAX` times becomes a dead letter, and its aggregate waits until an operator requeues or discards it.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from nats.js.errors import APIError
 from prometheus_client import Counter, Gauge, Histogram
 
 from penstock.kit.bus import EVENTS, Bus
-from penstock.kit.clock import backoff_s
+from penstock.kit.clock import backoff_s, utc_now
 from penstock.kit.db import Database, Reader, Row
 from penstock.kit.outbox import SHARDS
 from penstock.kit.telemetry import logger
@@ -25,6 +26,7 @@ from penstock.wire import subjects
 from penstock.wire.events import Envelope
 
 BATCH: Final = 2000
+LANES: Final = 2
 ATTEMPTS_MAX: Final = 5
 IDLE_POLL_S: Final = 1.0
 _LOCKS: Final = 7001
@@ -44,20 +46,17 @@ _lag = Histogram(
 )
 
 _READ = """
-select seq, event_id, type, aggregate_id, version, organisation_id, project_id, correlation_id,
+select o.seq, event_id, type, o.aggregate_id, version, organisation_id, project_id, correlation_id,
        payload::text as payload, occurred_at
-  from kit.outbox o
- where shard = any($1) and published_at is null and not dead
-   and not exists (select 1 from kit.outbox d where d.aggregate_id = o.aggregate_id and d.dead)
- order by seq
+  from kit.waiting w join kit.outbox o using (seq)
+ where w.shard = any($1) and not w.dead
+   and not exists (select 1 from kit.waiting d where d.aggregate_id = w.aggregate_id and d.dead)
+ order by w.seq
  limit $2
 """
-_MARK = """
-update kit.outbox set published_at = clock_timestamp() where seq = any($1)
-returning extract(epoch from clock_timestamp() - occurred_at)::float8 as lag_s
-"""
 _REFUSE = """
-update kit.outbox set attempts = attempts + 1, last_error = $2, dead = attempts + 1 >= $3 where seq = $1 returning dead
+update kit.waiting set attempts = attempts + 1, last_error = $2, dead = attempts + 1 >= $3 where seq = $1
+returning dead
 """
 
 
@@ -95,9 +94,13 @@ class Relay:
             return
 
     async def drain(self) -> int:
-        """Publish one batch of the shards that are free; how many rows were published."""
+        """Publish one batch of the shards that are free; how many rows were published. While one lane waits for
+        Postgres, the other publishes."""
+        return sum(await asyncio.gather(*(self._drain_lane(lane) for lane in range(LANES))))
+
+    async def _drain_lane(self, lane: int) -> int:
         async with self._db.read() as conn:
-            locked = await _lock_shards(conn)
+            locked = await _lock_shards(conn, lane)
             try:
                 rows = await conn.fetch(_READ, locked, BATCH)
                 return await self._publish(conn, rows) if rows else 0
@@ -106,13 +109,13 @@ class Relay:
 
     async def _publish(self, conn: Reader, rows: list[Row]) -> int:
         held: set[str] = set()
-        sent: list[int] = []
+        sent: list[Row] = []
         for wave in waves(rows):
             ready = [row for row in wave if row["aggregate_id"] not in held]
             outcomes = await self._publish_wave(ready)
             for row, error in zip(ready, outcomes, strict=True):
                 if error is None:
-                    sent.append(row["seq"])
+                    sent.append(row)
                 else:
                     held.add(row["aggregate_id"])
                     await _record_refusal(conn, row, error)
@@ -122,9 +125,11 @@ class Relay:
     async def _publish_wave(self, rows: Sequence[Row]) -> list[Exception | None]:
         """Publish without waiting in between, then wait for all; none means acknowledged."""
         futures = [await self._send(row) for row in rows]
-        waiting = [future for future in futures if isinstance(future, asyncio.Future)]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_ACK_TIMEOUT_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ACK_TIMEOUT_S):
+                for future in futures:
+                    if isinstance(future, asyncio.Future):
+                        await future
         return [await self._outcome(row, future) for row, future in zip(rows, futures, strict=True)]
 
     async def _send(self, row: Row) -> "asyncio.Future[PubAck] | Exception":
@@ -135,7 +140,6 @@ class Relay:
             return await self._bus.js.publish_async(
                 subjects.event(row["type"]),
                 payload,
-                wait_stall=_ACK_TIMEOUT_S,
                 stream=EVENTS.name,
                 headers={"Nats-Msg-Id": row["event_id"]},
             )
@@ -162,18 +166,22 @@ class Relay:
         return None
 
 
-async def _lock_shards(conn: Reader) -> list[int]:
+async def _lock_shards(conn: Reader, lane: int) -> list[int]:
     rows = await conn.fetch(
-        "select shard from generate_series(0, $2 - 1) shard where pg_try_advisory_lock($1, shard)",
+        "select shard from generate_series($2::int, $3 - 1, $4) shard where pg_try_advisory_lock($1, shard)",
         _LOCKS,
+        lane,
         SHARDS,
+        LANES,
     )
     return [row["shard"] for row in rows]
 
 
-async def _mark(conn: Reader, sent: list[int]) -> None:
-    for row in await conn.fetch(_MARK, sent):
-        _lag.observe(row["lag_s"])
+async def _mark(conn: Reader, sent: list[Row]) -> None:
+    now = utc_now()
+    for row in sent:
+        _lag.observe((now - row["occurred_at"]).total_seconds())
+    await conn.execute("delete from kit.waiting where seq = any($1)", [row["seq"] for row in sent])
     _published.inc(len(sent))
 
 
