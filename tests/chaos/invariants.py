@@ -1,0 +1,100 @@
+"""What must hold after any number of crashes, read from the truth and from the node itself."""
+
+import asyncio
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import nats
+
+from e2e.cloud import Cloud
+from penstock.wire.events import Envelope
+
+_SETTLED_S = 90
+_HELD = "select count(*) from compute.claims where released_at is null"
+_TWICE = """
+select a.slot_id from compute.claims a join compute.claims b
+    on a.slot_id = b.slot_id and (a.allocation_id) < (b.allocation_id)
+   and tstzrange(a.claimed_at, coalesce(a.released_at, 'infinity'))
+    && tstzrange(b.claimed_at, coalesce(b.released_at, 'infinity'))
+"""
+_UNFINISHED = """
+select id, state, reason from compute.allocations where state not in ('released', 'failed')
+"""
+
+
+def setting(cloud: Cloud, name: str) -> str:
+    """A setting as the running api has it."""
+    environment = Path(f"/proc/{cloud.pid_of('api')}/environ").read_bytes().split(b"\0")
+    return next(entry for entry in environment if entry.startswith(name.encode() + b"=")).decode().partition("=")[2]
+
+
+async def fetch(cloud: Cloud, query: str) -> list[Any]:
+    """Rows straight from Postgres."""
+    conn = await asyncpg.connect(setting(cloud, "PENSTOCK_DATABASE_URL"))
+    try:
+        return await conn.fetch(query)
+    finally:
+        await conn.close()
+
+
+async def everything_ended(cloud: Cloud) -> None:
+    """All allocations are released or failed, and hold nothing."""
+    for _ in range(_SETTLED_S):
+        unfinished = await fetch(cloud, _UNFINISHED)
+        if not unfinished:
+            break
+        await asyncio.sleep(1)
+    assert not unfinished, f"{unfinished}\n{cloud.logs()}"
+    assert (await fetch(cloud, _HELD))[0][0] == 0
+    assert await fetch(cloud, _TWICE) == []
+
+
+def no_unit_is_left(cloud: Cloud) -> None:
+    """No sandbox runs, and the node's folder of units is empty."""
+    units = cloud.data / "node" / "units"
+    assert [entry.name for entry in units.iterdir()] == []
+    assert sandboxes(cloud) == []
+
+
+def sandboxes(cloud: Cloud) -> list[str]:
+    """Command lines of sandboxes that belong to this install's node."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            root = os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if "bwrap" in command and (str(cloud.data) in command or str(cloud.data) in root):
+            found.append(command[:200])
+    return found
+
+
+async def events_are_complete_and_in_order(cloud: Cloud) -> int:
+    """Every committed event was published, and each aggregate's versions ascend without a gap."""
+    for _ in range(_SETTLED_S):
+        if (await fetch(cloud, "select count(*) from kit.waiting"))[0][0] == 0:
+            break
+        await asyncio.sleep(1)
+    committed = {row["event_id"] for row in await fetch(cloud, "select event_id from kit.outbox")}
+    client = await nats.connect(setting(cloud, "PENSTOCK_NATS_URL"))
+    try:
+        stream = client.jetstream()
+        state = (await stream.stream_info("EVENTS")).state
+        versions: dict[str, list[int]] = defaultdict(list)
+        seen: set[str] = set()
+        for seq in range(state.first_seq, state.last_seq + 1):
+            event = msgspec.json.decode((await stream.get_msg("EVENTS", seq)).data or b"", type=Envelope)
+            if event.event_id not in seen:
+                versions[event.aggregate_id].append(event.version)
+            seen.add(event.event_id)
+    finally:
+        await client.close()
+    assert seen == committed
+    for aggregate_id, published in versions.items():
+        assert published == sorted(published), aggregate_id
+    return len(committed)

@@ -1,0 +1,93 @@
+"""kill -9 of every kind of process while allocations come and go: nothing is lost, held twice or left behind."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+
+import pytest
+
+from chaos.invariants import everything_ended, events_are_complete_and_in_order, no_unit_is_left
+from e2e.cloud import Cloud
+from penstock import AsyncClient
+from penstock.sdk.errors import SdkError
+
+KINDS = ("api", "gateway", "worker", "relay", "agent", "nats", "temporal", "postgres")
+TENANTS = 4
+
+
+async def _come_and_go(client: AsyncClient, dice: random.Random, stop: asyncio.Event) -> int:
+    """Create, wait a random while, release; whatever the api answers in between."""
+    cycles = 0
+    while not stop.is_set():
+        with suppress(SdkError):
+            allocation = await client.allocations.create("g1.1", gpus=dice.choice((1, 1, 2, 4)))
+            await asyncio.sleep(dice.uniform(0, 1.5))
+            await client.allocations.release(allocation.id)
+            cycles += 1
+        await asyncio.sleep(dice.uniform(0, 0.2))
+    return cycles
+
+
+async def _kill(cloud: Cloud, kind: str) -> None:
+    """Kill the process that runs now, and see that another took its place."""
+    for _ in range(600):
+        before = {entry["name"]: entry for entry in (await asyncio.to_thread(cloud.status))["processes"]}
+        if before[kind]["state"] == "ready" and before[kind]["pid"]:
+            break
+        await asyncio.sleep(0.1)
+    os.kill(before[kind]["pid"], signal.SIGKILL)
+    for _ in range(600):
+        after = {entry["name"]: entry for entry in (await asyncio.to_thread(cloud.status))["processes"]}
+        if after[kind]["restarts"] > before[kind]["restarts"]:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{kind} was not started again\n{cloud.logs()}")
+
+
+async def _release_all(client: AsyncClient) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            async for allocation in client.allocations.list():
+                if allocation.state not in ("released", "failed", "releasing"):
+                    await client.allocations.release(allocation.id)
+        except SdkError:
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def _storm(cloud: Cloud, kills: int) -> None:
+    seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
+    print(f"seed {seed} (PENSTOCK_CHAOS_SEED={seed} runs it again)")
+    dice = random.Random(seed)
+    await asyncio.to_thread(cloud.up)
+    stop = asyncio.Event()
+    async with AsyncClient(cloud.api, cloud.key, timeout_s=10) as client:
+        tenants = [asyncio.create_task(_come_and_go(client, dice, stop)) for _ in range(TENANTS)]
+        order = [KINDS[number % len(KINDS)] for number in range(kills)]
+        dice.shuffle(order)
+        for kind in order:
+            await asyncio.sleep(dice.uniform(0, 1.0))
+            await _kill(cloud, kind)
+        stop.set()
+        cycles = sum(await asyncio.gather(*tenants))
+        await _release_all(client)
+    assert cycles >= kills // 4, f"only {cycles} cycles ran: the faults hit nothing"
+    await everything_ended(cloud)
+    no_unit_is_left(cloud)
+    assert await events_are_complete_and_in_order(cloud) >= cycles
+
+
+@pytest.mark.timeout(400)
+async def test_twenty_kills_leave_nothing_behind(cloud: Cloud) -> None:
+    await _storm(cloud, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7000)
+async def test_five_hundred_kills_leave_nothing_behind(cloud: Cloud) -> None:
+    await _storm(cloud, 500)
