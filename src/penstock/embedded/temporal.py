@@ -1,6 +1,5 @@
 """Temporal's development server, tuned: its defaults hold every saga to 20 polls a second."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +9,10 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from penstock.embedded import binaries, child
+from penstock.embedded import binaries
 from penstock.embedded.child import Child
+from penstock.embedded.ports import free_port, listening
+from penstock.embedded.server import Server, running
 
 _DYNAMIC: Final = {
     "history.transferProcessorMaxPollRPS": "2000",
@@ -26,26 +27,42 @@ _DYNAMIC: Final = {
 @asynccontextmanager
 async def run(folder: Path, port: int, ui_port: int, log: Path) -> AsyncIterator[tuple[str, Child]]:
     """Start on `folder`; yields the address. Stops it at the end."""
+    async with running(prepare(folder, port, ui_port, log)) as started:
+        yield started
+
+
+def prepare(folder: Path, port: int, ui_port: int, log: Path) -> Server:
+    """The server of `folder`."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    dynamic = [part for name, value in _DYNAMIC.items() for part in ("--dynamic-config-value", f"{name}={value}")]
-    server = await child.start(
-        "temporal",
-        [binaries.temporal(), "server", "start-dev", "--ip", "127.0.0.1", "--port", str(port)]
-        + ["--ui-port", str(ui_port), "--metrics-port", str(child.free_port()), "--db-filename", folder / "temporal.db"]
-        + ["--sqlite-pragma", "journal_mode=wal", "--sqlite-pragma", "synchronous=1", "--log-level", "error", *dynamic],
-        log=log,
-        env={"HOME": str(folder), "TEMPORAL_DISABLE_UPDATE_CHECK": "1"},
-    )
     address = f"127.0.0.1:{port}"
-    try:
-        await server.wait_until(lambda: _answers(address, port), timeout_s=60)
-        yield address, server
-    finally:
-        await asyncio.shield(server.stop())
+    return Server(
+        name="temporal",
+        argv=(binaries.temporal(), *_arguments(folder, port, ui_port)),
+        env={"HOME": str(folder), "TEMPORAL_DISABLE_UPDATE_CHECK": "1"},
+        log=log,
+        port=port,
+        url=address,
+        answers=lambda: _answers(address, port),
+    )
+
+
+def _arguments(folder: Path, port: int, ui_port: int) -> list[str]:
+    options = {
+        "--ip": "127.0.0.1",
+        "--port": str(port),
+        "--ui-port": str(ui_port),
+        "--metrics-port": str(free_port()),
+        "--db-filename": str(folder / "temporal.db"),
+        "--log-level": "error",
+    }
+    given = [part for option in options.items() for part in option]
+    pragmas = [part for value in ("journal_mode=wal", "synchronous=1") for part in ("--sqlite-pragma", value)]
+    dynamic = [part for name, value in _DYNAMIC.items() for part in ("--dynamic-config-value", f"{name}={value}")]
+    return ["server", "start-dev", *given, *pragmas, *dynamic]
 
 
 async def _answers(address: str, port: int) -> bool:
-    if not child.listening(port):
+    if not listening(port):
         return False
     try:
         client = await Client.connect(address)

@@ -1,0 +1,1 @@
+"""Sagas, one Temporal workflow each, and the loops that wake them: the only code that crosses domains."""

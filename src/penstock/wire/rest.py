@@ -253,6 +253,13 @@ class NodeStateChange(Body, frozen=True):
     reason: Annotated[str, Meta(max_length=255)] = ""
 
 
+class SlotCleanup(Body):
+    """An operator's word that nothing of the last tenant is left on a slot whose cleanup could not be proved."""
+
+    runtime_verified_absent: bool
+    reason: Annotated[str, Meta(max_length=255)] = ""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A node task, for operators."""
 

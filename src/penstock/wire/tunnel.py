@@ -2,7 +2,7 @@
 
 A stream leads to a TCP port inside a unit or to a command run in it. The agent only moves bytes: HTTP and WebSocket are
 spoken end to end by the gateway and the unit's own server. Flow control is by credit: a side may send `window` bytes,
-then waits for `Credit`.
+then waits for `Credit`. One WebSocket message is a msgpack array of frames, so that a tick's small ones travel together.
 """
 
 from typing import Final, TypeAlias
@@ -80,7 +80,8 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """The stream is over for both. Codes: refused (nothing listens), no_unit, no_node, lost, cancelled, protocol."""
+    """The stream is over for both. Codes: refused (nothing listens), no_unit, no_node, lost, cancelled, protocol,
+    exhausted (a limit of the tunnel)."""
 
     stream: int
     code: str

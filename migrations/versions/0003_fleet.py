@@ -1,0 +1,175 @@
+"""Nodes, slots, enrolment, certificates, links and node tasks."""
+
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+STATEMENTS = (
+    "create schema fleet",
+    """
+    create table fleet.nodes (
+        id text primary key,
+        name text not null,
+        state text not null,
+        state_reason text not null default '',
+        desired text not null default 'ready' check (desired in ('ready', 'cordoned', 'draining')),
+        version bigint not null default 1,
+        gpus_approved int not null,
+        gpus_reported int not null default 0,
+        simulated boolean not null default false,
+        production boolean not null default false,
+        agent_version text not null default '',
+        boot_id text not null default '',
+        driver_version text not null default '',
+        labels jsonb not null default '{}',
+        state_changed_at timestamptz not null default now(),
+        created_at timestamptz not null default now(),
+        check (state in ('pending', 'enrolled', 'ready', 'cordoned', 'draining', 'unreachable', 'lost', 'retired'))
+    )
+    """,
+    "create unique index nodes_name on fleet.nodes (name) where state <> 'retired'",
+    "create index nodes_state on fleet.nodes (state)",
+    # Apart from the nodes, and roomy, so that a thousand heartbeats a second rewrite a narrow row in its own page.
+    """
+    create table fleet.heartbeats (
+        node_id text primary key references fleet.nodes (id),
+        at timestamptz not null,
+        skew_s double precision not null default 0
+    ) with (fillfactor = 50)
+    """,
+    """
+    create table fleet.enrolment_tokens (
+        id text primary key,
+        digest bytea not null unique,
+        node_id text not null references fleet.nodes (id),
+        kind text not null check (kind in ('enrol', 'recover')),
+        expires_at timestamptz not null,
+        created_at timestamptz not null default now()
+    )
+    """,
+    "create index enrolment_tokens_node on fleet.enrolment_tokens (node_id)",
+    """
+    create table fleet.certificates (
+        serial text primary key,
+        node_id text not null references fleet.nodes (id),
+        not_after timestamptz not null,
+        issued_at timestamptz not null default now(),
+        revoked_at timestamptz
+    )
+    """,
+    "create index certificates_node on fleet.certificates (node_id, not_after)",
+    """
+    create table fleet.slots (
+        id text primary key,
+        node_id text not null references fleet.nodes (id),
+        gpu_uuid text not null,
+        gpu_index int not null,
+        gpu_model text not null,
+        memory_bytes bigint not null,
+        pci_address text not null,
+        numa_node int not null,
+        simulated boolean not null,
+        present boolean not null default true,
+        gpu_healthy boolean not null default true,
+        gpu_detail text not null default '',
+        blocked boolean not null default false,
+        blocked_reason text not null default '',
+        version bigint not null default 0,
+        health text not null generated always as (
+            case when blocked then 'cleanup_blocked'
+                 when not present then 'missing'
+                 when not gpu_healthy then 'quarantined'
+                 else 'healthy' end) stored,
+        created_at timestamptz not null default now(),
+        unique (node_id, gpu_uuid)
+    )
+    """,
+    """
+    create table fleet.links (
+        node_id text primary key references fleet.nodes (id),
+        link_id text not null,
+        gateway_id text not null,
+        address text not null,
+        serial text not null,
+        connected_at timestamptz not null default now()
+    )
+    """,
+    """
+    create table fleet.unit_reports (
+        node_id text not null references fleet.nodes (id),
+        unit_id text not null,
+        state text not null,
+        exit_code int,
+        exit_class text not null,
+        since timestamptz not null default now(),
+        primary key (node_id, unit_id)
+    )
+    """,
+    "create index unit_reports_unit on fleet.unit_reports (unit_id)",
+    """
+    create view fleet.units as
+    select u.unit_id, u.node_id, u.state, u.exit_code, u.exit_class, u.since, h.at as reported_at
+      from fleet.unit_reports u join fleet.heartbeats h using (node_id)
+    """,
+    """
+    create table fleet.fences (
+        allocation_id text primary key,
+        fence bigint not null,
+        changed_at timestamptz not null default now()
+    )
+    """,
+    """
+    create table fleet.tasks (
+        id text primary key,
+        seq bigint generated always as identity,
+        node_id text not null references fleet.nodes (id),
+        type text not null,
+        allocation_id text,
+        fence bigint not null,
+        dedupe_key text not null unique,
+        state text not null default 'queued'
+            check (state in ('queued', 'leased', 'succeeded', 'failed', 'refused', 'expired')),
+        body bytea not null,
+        key_id text not null,
+        signature bytea not null,
+        correlation_id text not null,
+        attempts int not null default 0,
+        leased_by text,
+        leased_until timestamptz,
+        answer bytea not null default '\\xc0',
+        error_code text not null default '',
+        detail text not null default '',
+        created_at timestamptz not null default clock_timestamp(),
+        expires_at timestamptz not null,
+        finished_at timestamptz
+    )
+    """,
+    "create index tasks_node on fleet.tasks (node_id, seq)",
+    "create index tasks_open on fleet.tasks (node_id, seq) where state in ('queued', 'leased')",
+    "create index tasks_allocation on fleet.tasks (allocation_id) where state in ('queued', 'leased')",
+    "create index tasks_expiry on fleet.tasks (expires_at) where state in ('queued', 'leased')",
+    "create index tasks_link on fleet.tasks (leased_by) where state = 'leased'",
+    "create index tasks_finished on fleet.tasks (finished_at) where finished_at is not null",
+    # The contract with placement: what may be claimed, as far as the fleet knows.
+    """
+    create view fleet.placeable_slots as
+    select s.id as slot_id, s.node_id, s.gpu_uuid, s.gpu_index, s.gpu_model, s.memory_bytes, s.simulated, s.numa_node
+      from fleet.slots s join fleet.nodes n on n.id = s.node_id
+     where n.state = 'ready' and s.health = 'healthy'
+    """,
+    # Also for placement: what would be there if all were well, so that a refusal can say so.
+    """
+    create view fleet.unplaceable_slots as
+    select s.id as slot_id, s.node_id, s.gpu_model, n.state as node_state, s.health
+      from fleet.slots s join fleet.nodes n on n.id = s.node_id
+     where n.state in ('ready', 'cordoned', 'draining', 'unreachable') and s.health <> 'missing'
+       and not (n.state = 'ready' and s.health = 'healthy')
+    """,
+)
+
+
+def upgrade() -> None:
+    """Create the tables of the fleet."""
+    for statement in STATEMENTS:
+        op.execute(statement)

@@ -1,0 +1,63 @@
+"""Failures as the gateway's clients see them: one envelope over HTTP, close codes over WebSocket."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from penstock.access.errors import BadResponse, PortRefused, TooLarge, UnitTimeout
+from penstock.kit.errors import Kind, PenstockError
+from penstock.kit.http import STATUS
+from penstock.kit.telemetry import correlation_id
+from penstock.wire.rest import ErrorBody, ErrorDetail
+
+#: A gateway answers for others: these have statuses of their own.
+_STATUS: Final[Mapping[type[PenstockError], int]] = {
+    BadResponse: 502,
+    PortRefused: 502,
+    UnitTimeout: 504,
+    TooLarge: 413,
+}
+_CLOSE: Final[Mapping[Kind, int]] = {
+    Kind.INVALID: 4400,
+    Kind.UNAUTHENTICATED: 4401,
+    Kind.DENIED: 4403,
+    Kind.NOT_FOUND: 4404,
+    Kind.CONFLICT: 4409,
+}
+_CHALLENGE: Final = 'Bearer, Basic realm="Penstock: any name, and an API key as the password"'
+
+
+def refusal(error: PenstockError) -> web.Response:
+    """The answer to a request that failed as foreseen."""
+    headers: dict[str, str] = {}
+    if error.kind is Kind.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = _CHALLENGE
+    if error.retry_after_s is not None or error.kind in (Kind.UNAVAILABLE, Kind.EXHAUSTED):
+        headers["Retry-After"] = str(error.retry_after_s or 5)
+    status = _STATUS.get(type(error), STATUS[error.kind])
+    return envelope(status, error.code, error.detail, field=error.field, headers=headers)
+
+
+def envelope(
+    status: int, code: str, message: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """The one shape of every failure."""
+    detail = ErrorDetail(code=code, message=message, field=field, correlation_id=correlation_id())
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(ErrorBody(error=detail)),
+        content_type="application/json",
+        headers={
+            "X-Correlation-Id": detail.correlation_id,
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            **(headers or {}),
+        },
+    )
+
+
+def close_code(error: PenstockError) -> int:
+    """How a WebSocket ends for this failure."""
+    return _CLOSE.get(error.kind, 1011)

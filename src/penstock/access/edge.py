@@ -1,0 +1,267 @@
+"""The gateway's public listener: `/u/<allocation>/<port>/…`, `/ws/exec/<allocation>`, health.
+
+aiohttp's low-level server, without its router: two prefixes need none, and this is the hot path. Everything that is
+refused leaves in the same envelope as the api's, and what could be read in two ways closes the connection.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import asyncpg
+from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.web_protocol import RequestHandler
+from prometheus_client import Counter
+
+from penstock.access.answers import envelope, refusal
+from penstock.access.errors import OriginRefused, TooLarge
+from penstock.access.execution import Executions
+from penstock.access.headers import Forwarded
+from penstock.access.proxy import Exchange, Proxy
+from penstock.access.service import Access
+from penstock.access.sessions import Sessions
+from penstock.access.upstream import PortKey
+from penstock.kit.edge import Networks, client_address
+from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
+from penstock.kit.ids import new_id
+from penstock.kit.telemetry import correlated, correlation_id, logger
+
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_ONCE: Final = (hdrs.HOST, hdrs.AUTHORIZATION, hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING)
+
+_log = logger(__name__)
+_answers = Counter("penstock_gateway_requests", "Requests by kind and how they ended", ["kind", "outcome"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeConfig:
+    """What the public listener was told."""
+
+    allowed_origins: frozenset[str] = frozenset()
+    trusted_proxies: Networks = ()
+    upload_bytes_max: int = 64 << 30
+
+
+class Edge:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        access: Access,
+        sessions: Sessions,
+        proxy: Proxy,
+        executions: Executions,
+        *,
+        config: EdgeConfig,
+        ready: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._access = access
+        self._sessions = sessions
+        self._proxy = proxy
+        self._executions = executions
+        self._config = config
+        self._ready = ready
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request."""
+        given = request.headers.get("X-Correlation-Id", "")
+        with correlated(given if _CORRELATION.fullmatch(given) else new_id("cor")):
+            try:
+                return await self._route(request)
+            except PenstockError as error:
+                return _refuse(request, error)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+                _log.warning("database_away", error=repr(error))
+                return _refuse(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = request.raw_path
+        _check(request)
+        if path.startswith("/u/"):
+            return await self._unit_port(request, path)
+        if path.startswith("/ws/exec/"):
+            return await self._execute(request, path.removeprefix("/ws/exec/").partition("?")[0])
+        if path == "/healthz":
+            return web.json_response({"ok": True})
+        if path == "/readyz":
+            ready = await self._ready()
+            return web.json_response({"ok": ready}, status=200 if ready else 503)
+        raise NotFound("no such route")
+
+    async def _unit_port(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        place, mark, query = path.partition("?")
+        pieces = place.split("/", 4)
+        if len(pieces) < 4:
+            raise NotFound("no such route")
+        prefix = "/".join(pieces[:4])
+        if len(pieces) == 4:
+            return web.Response(status=308, headers={hdrs.LOCATION: f"{prefix}/{mark}{query}"})
+        upgrade = _wants_websocket(request)
+        if upgrade:
+            self._check_origin(request)
+        headers = request.headers
+        grant = await self._access.authorise(
+            credential(headers.get(hdrs.AUTHORIZATION)), headers.get("Penstock-Project"), pieces[2]
+        )
+        key = PortKey(grant.node_id, grant.unit_id, port_number(pieces[3]))
+        await self._welcome_body(request)
+        transport = request.transport
+        if transport is None:
+            raise ConnectionResetError
+        session = self._sessions.begin(grant, lambda _: transport.abort())
+        try:
+            return await self._proxy.carry(
+                Exchange(
+                    request=request,
+                    key=key,
+                    target=f"/{pieces[4]}{mark}{query}".encode("utf-8", "surrogateescape"),
+                    forwarded=self._forwarded(request, prefix),
+                    upgrade=upgrade,
+                )
+            )
+        finally:
+            self._sessions.finish(session)
+
+    async def _execute(self, request: web.BaseRequest, allocation_id: str) -> web.StreamResponse:
+        if not _wants_websocket(request):
+            return envelope(426, "upgrade_required", "connect with a WebSocket", headers={"Upgrade": "websocket"})
+        self._check_origin(request)
+        headers = request.headers
+        return await self._executions.serve(
+            request, credential(headers.get(hdrs.AUTHORIZATION)), headers.get("Penstock-Project"), allocation_id
+        )
+
+    def _check_origin(self, request: web.BaseRequest) -> None:
+        """Browsers send Origin on every WebSocket: only our own and allowed pages may connect."""
+        origin = request.headers.get(hdrs.ORIGIN)
+        if origin is None or origin in self._config.allowed_origins:
+            return
+        if urlsplit(origin).netloc.lower() != request.headers[hdrs.HOST].lower():
+            raise OriginRefused("this origin may not open WebSockets here", field="Origin")
+
+    async def _welcome_body(self, request: web.BaseRequest) -> None:
+        """Refuse a body that is too large before it comes; tell a client that waits for our word to go on."""
+        length = request.headers.get(hdrs.CONTENT_LENGTH)
+        if length is not None and int(length) > self._config.upload_bytes_max:
+            raise TooLarge(f"body: max {self._config.upload_bytes_max} bytes", field="body")
+        expected = request.headers.get(hdrs.EXPECT)
+        if expected is None or request.version < HttpVersion11:
+            return
+        if expected.lower() != "100-continue":
+            raise Invalid("Expect: only 100-continue is understood", field="Expect")
+        if request.transport is not None and not request.content.is_eof():
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _forwarded(self, request: web.BaseRequest, prefix: str) -> Forwarded:
+        headers = request.headers
+        peer = request.protocol.peername
+        address = peer[0] if isinstance(peer, tuple) else ""
+        chain = headers.get("X-Forwarded-For")
+        client = client_address(address, chain.encode() if chain else None, self._config.trusted_proxies)
+        scheme = "https" if request.protocol.ssl_context is not None else "http"
+        if client != address and headers.get("X-Forwarded-Proto") in ("http", "https"):
+            scheme = headers["X-Forwarded-Proto"]
+        return Forwarded(
+            client=client,
+            scheme=scheme,
+            host=headers[hdrs.HOST].encode(),
+            prefix=prefix.encode("utf-8", "surrogateescape"),
+            correlation_id=correlation_id(),
+        )
+
+
+def credential(authorization: str | None) -> str | None:
+    """The header as the authenticator takes it: browsers send the key as the password of HTTP Basic."""
+    scheme, _, encoded = (authorization or "").partition(" ")
+    if scheme.lower() != "basic":
+        return authorization
+    try:
+        decoded = base64.b64decode(encoded.strip(), validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+    return f"Bearer {decoded.partition(':')[2]}"
+
+
+def port_number(text: str) -> int:
+    """The port in a path."""
+    if not text.isascii() or not text.isdigit() or len(text) > 5 or not 1 <= int(text) <= 65535:
+        raise Invalid("port must be a number from 1 to 65535", field="port")
+    return int(text)
+
+
+def _wants_websocket(request: web.BaseRequest) -> bool:
+    return request.headers.get(hdrs.UPGRADE, "").lower() == "websocket" and request.method == hdrs.METH_GET
+
+
+def _check(request: web.BaseRequest) -> None:
+    """What the parser lets pass and we do not."""
+    headers = request.headers
+    if not _HOST.fullmatch(headers.get(hdrs.HOST, "")):
+        raise Invalid("bad Host header", field="Host")
+    for name in _ONCE:
+        if name in headers and len(headers.getall(name)) > 1:
+            raise Invalid(f"{name} may come once only", field=str(name))
+    if hdrs.TRANSFER_ENCODING in headers and headers[hdrs.TRANSFER_ENCODING].lower() != "chunked":
+        raise Invalid("Transfer-Encoding: only chunked is understood", field="Transfer-Encoding")
+
+
+def _refuse(request: web.BaseRequest, error: PenstockError) -> web.Response:
+    _answers.labels("refused", error.code).inc()
+    response = refusal(error)
+    if isinstance(error, Invalid | TooLarge) or not request.content.is_eof():
+        # What follows on this connection may be a body that nobody will read, or worse.
+        response.force_close()
+    return response
+
+
+class EdgeServer(web.Server):
+    """aiohttp's server with our answer to requests that cannot be parsed."""
+
+    def __call__(self) -> RequestHandler:
+        """The protocol of one connection."""
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class _Connection(RequestHandler):
+    """One client's connection."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Malformed requests and bugs; the connection is closed."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun already")
+        if status >= 500:
+            _log.error("request_failed", exc_info=exc)
+            response = envelope(500, "internal", "something went wrong on our side; quote the correlation id")
+        else:
+            response = envelope(status, "invalid_request", _sentence(message))
+        response.force_close()
+        return response
+
+
+def _sentence(message: str | None) -> str:
+    """The parser's words without the bytes that it quotes."""
+    return f"malformed request: {(message or '').partition(chr(10))[0].rstrip(':')[:120]}"
+
+
+def server(edge: Edge) -> EdgeServer:
+    """The server of the public listener, with its bounds."""
+    options: dict[str, Any] = {
+        "access_log": None,
+        "keepalive_timeout": 75,
+        "max_line_size": 16 << 10,
+        "max_field_size": 16 << 10,
+        "max_headers": 128,
+        "lingering_time": 2.0,
+        "auto_decompress": False,
+    }
+    return EdgeServer(edge.handle, handler_cancellation=True, loop=asyncio.get_running_loop(), **options)

@@ -1,0 +1,70 @@
+"""Who may reach which unit. Answers are kept for at most `KEPT_S`, and forgotten when a hint says that they changed."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from penstock.access.errors import NotActive
+from penstock.access.model import Grant
+from penstock.access.ports import Keys, UnitAddress, Units
+from penstock.kit import audit
+from penstock.kit.caller import Caller
+from penstock.kit.db import Database
+from penstock.kit.errors import NotFound
+from penstock.kit.ids import is_id
+
+KEPT_S: Final = 2.0
+_KEPT_MAX: Final = 10_000
+_ARGV_AUDITED_MAX: Final = 1024
+ACTION: Final = "allocations.exec"
+ACTIVE: Final = "active"
+
+
+class Access:
+    """Authorises, and writes down who ran what."""
+
+    def __init__(self, db: Database, keys: Keys, units: Units) -> None:
+        self._db = db
+        self._keys = keys
+        self._units = units
+        self._found: dict[tuple[str, str], tuple[float, UnitAddress]] = {}
+
+    async def authorise(self, authorization: str | None, project: str | None, allocation_id: str) -> Grant:
+        """What this credential may reach, or the error that says why not."""
+        caller = await self._keys.authenticate(authorization, project)
+        caller.require(ACTION)
+        unit = await self._find(caller, allocation_id)
+        if unit.state != ACTIVE:
+            raise NotActive(f"the allocation is {unit.state}, not active", retry_after_s=1)
+        return Grant(caller=caller, allocation_id=allocation_id, node_id=unit.node_id, unit_id=unit.unit_id)
+
+    async def _find(self, caller: Caller, allocation_id: str) -> UnitAddress:
+        kept = self._found.get((caller.project_id, allocation_id))
+        if kept is not None and kept[0] > time.monotonic():
+            return kept[1]
+        if not is_id("alc", allocation_id):
+            raise NotFound("no object with this id")
+        asked_at = time.monotonic()
+        async with self._db.read() as conn:
+            unit = await self._units.find(conn, project_id=caller.project_id, allocation_id=allocation_id)
+        if unit is None:
+            raise NotFound("no object with this id")
+        if unit.state == ACTIVE:
+            self._keep(caller.project_id, allocation_id, asked_at, unit)
+        return unit
+
+    def _keep(self, project_id: str, allocation_id: str, asked_at: float, unit: UnitAddress) -> None:
+        if len(self._found) >= _KEPT_MAX:
+            self._found.clear()
+        self._found[project_id, allocation_id] = (asked_at + KEPT_S, unit)
+
+    def forget(self, allocation_id: str) -> None:
+        """The allocation changed."""
+        for kept in [kept for kept in self._found if kept[1] == allocation_id]:
+            del self._found[kept]
+
+    async def record_exec(self, grant: Grant, argv: Sequence[str]) -> None:
+        """Before a command runs: who runs it where."""
+        async with self._db.transaction() as tx:
+            detail = {"argv": " ".join(argv)[:_ARGV_AUDITED_MAX], "node_id": grant.node_id}
+            await audit.record(tx, grant.caller.actor, ACTION, grant.allocation_id, detail=detail)

@@ -1,0 +1,202 @@
+"""Renting GPUs and giving them back."""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock.cli import execution
+from penstock.cli.errors import SERVER, CliError
+from penstock.cli.output import Column, Format, notice
+from penstock.cli.progress import progress
+from penstock.cli.session import Session, command, group
+from penstock.cli.text import dollars
+from penstock.sdk.compute import AT_REST
+from penstock.wire.rest import Allocation, TimelineEntry
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
+
+app = group("alloc", "Rent GPUs and use them.")
+
+RELEASED: Final = frozenset({"released", "release_failed", "failed"})
+_WAIT_S: Final = 900.0
+
+COLUMNS: list[Column[Allocation]] = [
+    Column("id", lambda item: item.id),
+    Column("name", lambda item: item.name),
+    Column("state", lambda item: item.state),
+    Column("sku", lambda item: item.sku),
+    Column("gpus", lambda item: f"{item.gpus}{' (simulated)' if item.simulated else ''}"),
+    Column("per hour", lambda item: dollars(item.price_microusd_per_hour)),
+    Column("created", lambda item: item.created_at),
+    Column("reason", lambda item: item.reason),
+]
+DETAIL_COLUMNS: list[Column[Allocation]] = [
+    *COLUMNS,
+    Column("purpose", lambda item: item.purpose),
+    Column("image", lambda item: item.image),
+    Column("labels", lambda item: item.labels),
+    Column("ports", lambda item: item.ports),
+    Column("node", lambda item: item.node_id),
+    Column("gpu uuids", lambda item: item.gpu_uuids),
+    Column("active", lambda item: item.active_at),
+    Column("ended", lambda item: item.ended_at),
+    Column("deadline", lambda item: item.deadline_at),
+]
+TIMELINE_COLUMNS: list[Column[TimelineEntry]] = [
+    Column("at", lambda entry: entry.at),
+    Column("state", lambda entry: entry.state),
+    Column("reason", lambda entry: entry.reason),
+]
+
+AllocationId = Annotated[str, typer.Argument(help="The allocation's id (alc_…).")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done, and show how it moves.")]
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long --wait waits at most.")]
+Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; repeat.")]
+
+
+@command(app, "create", example="penstock alloc create --sku g1.1 --gpus 2 --label team=vision --wait")
+def create(
+    session: Session,
+    sku: Annotated[str, typer.Option(help="The offer; see `penstock sku list`.")],
+    gpus: Annotated[int, typer.Option(help="How many GPUs, all on one node.")] = 1,
+    name: Annotated[str | None, typer.Option(help="What to call it.")] = None,
+    label: Label = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable inside; repeat.")] = None,
+    image: Annotated[str, typer.Option(help="What it runs on.")] = "python:3",
+    port: Annotated[list[int] | None, typer.Option(help="A port to reach from outside; repeat.")] = None,
+    wait_capacity: Annotated[
+        int, typer.Option(metavar="SECONDS", help="Wait this long for free GPUs instead of being refused.")
+    ] = 0,
+    wait: Wait = False,
+    timeout: Timeout = _WAIT_S,
+) -> None:
+    """Rent GPUs."""
+    with session.client() as client:
+        made = client.allocations.create(
+            sku,
+            gpus=gpus,
+            name=name,
+            image=image,
+            labels=pairs(label or [], option="--label"),
+            env=pairs(env or [], option="--env"),
+            ports=port or [],
+            wait_s=wait_capacity,
+        )
+        if wait:
+            made = follow(client, made, until=AT_REST, timeout_s=timeout)
+    show_one(session, made)
+    if wait and made.state != "active":
+        raise CliError(f"{made.id} is {made.state}: {made.reason}", code="not_active", exit_code=SERVER)
+
+
+@command(app, "list", example="penstock alloc list --state active --label team=vision")
+def list_(
+    session: Session,
+    state: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
+    sku: Annotated[str | None, typer.Option(help="Only of this offer.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only of this name.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label; repeat.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.")] = None,
+) -> None:
+    """List allocations, newest first."""
+    labels = pairs(label or [], option="--label")
+    with session.client() as client:
+        listed = client.allocations.list(state=state, sku=sku, name=name, labels=labels, limit=limit)
+        session.output.items(listed, COLUMNS)
+
+
+@command(app, "show", example="penstock alloc show alc_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def show(session: Session, allocation_id: AllocationId) -> None:
+    """Show an allocation with its addresses, its timeline and the reason for its state."""
+    with session.client() as client:
+        show_one(session, client.allocations.get(allocation_id))
+
+
+@command(
+    app, "update", example="penstock alloc update alc_01k9z3v5x7y9a1b3c5d7e9f1g3 --name trainer --label team=vision"
+)
+def update(
+    session: Session,
+    allocation_id: AllocationId,
+    name: Annotated[str | None, typer.Option(help="A new name.")] = None,
+    label: Label = None,
+) -> None:
+    """Change the name, or replace all labels."""
+    if name is None and label is None:
+        raise CliError("give --name, --label or both")
+    labels = None if label is None else pairs(label, option="--label")
+    with session.client() as client:
+        show_one(session, client.allocations.update(allocation_id, name=name, labels=labels))
+
+
+@command(app, "release", example="penstock alloc release alc_01k9z3v5x7y9a1b3c5d7e9f1g3 --wait")
+def release(
+    session: Session,
+    allocation_id: AllocationId,
+    reason: Annotated[str, typer.Option(help="Why; shown on the allocation.")] = "",
+    wait: Wait = False,
+    timeout: Timeout = _WAIT_S,
+) -> None:
+    """Give the GPUs back, in whatever state the allocation is."""
+    with session.client() as client:
+        released = client.allocations.release(allocation_id, reason=reason)
+        if wait:
+            released = follow(client, released, until=RELEASED, timeout_s=timeout)
+    show_one(session, released)
+    if wait and released.state == "release_failed":
+        raise CliError(f"{released.id}: {released.reason}", code="release_failed", exit_code=SERVER)
+
+
+command(
+    app,
+    "exec",
+    example="penstock alloc exec alc_01k9z3v5x7y9a1b3c5d7e9f1g3 -- python3 -c 'print(1)'",
+    passes_on=True,
+)(execution.execute)
+
+
+def follow(client: "Client", allocation: Allocation, *, until: Collection[str], timeout_s: float) -> Allocation:
+    """Wait and show every change of state."""
+    try:
+        with progress(f"{allocation.id} {_moved(allocation)}") as report:
+            return client.allocations.wait(
+                allocation.id,
+                until=until,
+                timeout_s=timeout_s,
+                on_change=lambda item: report(f"{item.id} {_moved(item)}"),
+            )
+    except KeyboardInterrupt:
+        notice(f"{allocation.id} goes on; see `penstock alloc show {allocation.id}`")
+        raise
+
+
+def _moved(allocation: Allocation) -> str:
+    return f"{allocation.state}: {allocation.reason}" if allocation.reason else allocation.state
+
+
+def show_one(session: Session, allocation: Allocation) -> None:
+    """One allocation, for people with its addresses and timeline."""
+    output = session.output
+    output.item(allocation, DETAIL_COLUMNS)
+    if output.format is not Format.TABLE:
+        return
+    if allocation.access_urls:
+        output.line("")
+        output.rows(["access", "url"], list(allocation.access_urls.items()))
+    if allocation.timeline:
+        output.line("")
+        output.items(allocation.timeline, TIMELINE_COLUMNS)
+
+
+def pairs(texts: Sequence[str], *, option: str) -> dict[str, str]:
+    """`KEY=VALUE` options as a mapping."""
+    found: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key or key in found:
+            problem = "is given twice" if key in found else "must look like KEY=VALUE"
+            raise typer.BadParameter(f"{text!r} {problem}", param_hint=option)
+        found[key] = value
+    return found

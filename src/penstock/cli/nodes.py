@@ -1,0 +1,166 @@
+"""GPU hosts, for operators."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.errors import CliError
+from penstock.cli.output import Column, Format, notice
+from penstock.cli.session import Session, command, group
+from penstock.cli.text import size
+from penstock.wire.rest import EnrolmentToken, Node, NodeGpu, Task
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
+
+app = group("node", "GPU hosts: enrol them and look after them.")
+
+COLUMNS: list[Column[Node]] = [
+    Column("id", lambda node: node.id),
+    Column("name", lambda node: node.name),
+    Column("state", lambda node: node.state),
+    Column("gpus free", lambda node: f"{node.gpus_free}/{node.gpus_total}"),
+    Column("simulated", lambda node: node.simulated),
+    Column("last heartbeat", lambda node: node.last_heartbeat_at),
+    Column("reason", lambda node: node.state_reason),
+]
+DETAIL_COLUMNS: list[Column[Node]] = [
+    *COLUMNS,
+    Column("agent", lambda node: node.agent_version),
+    Column("labels", lambda node: node.labels),
+    Column("certificate expires", lambda node: node.certificate_expires_at),
+    Column("created", lambda node: node.created_at),
+]
+GPU_COLUMNS: list[Column[NodeGpu]] = [
+    Column("gpu", lambda gpu: gpu.index),
+    Column("slot", lambda gpu: gpu.slot_id),
+    Column("model", lambda gpu: gpu.model + (" (simulated)" if gpu.simulated else "")),
+    Column("memory", lambda gpu: size(gpu.memory_bytes)),
+    Column("health", lambda gpu: gpu.health),
+    Column("detail", lambda gpu: gpu.health_detail),
+    Column("allocation", lambda gpu: gpu.allocation_id),
+]
+TASK_COLUMNS: list[Column[Task]] = [
+    Column("id", lambda task: task.id),
+    Column("type", lambda task: task.type),
+    Column("state", lambda task: task.state),
+    Column("allocation", lambda task: task.allocation_id),
+    Column("attempts", lambda task: task.attempts),
+    Column("error", lambda task: task.error_code),
+    Column("detail", lambda task: task.detail),
+    Column("created", lambda task: task.created_at),
+    Column("finished", lambda task: task.finished_at),
+]
+
+NodeId = Annotated[str, typer.Argument(help="The node's id (nod_…).")]
+Reason = Annotated[str, typer.Option(help="Why; shown on the node and in the audit log.")]
+
+
+@command(app, "enroll", example="penstock node enroll rack1-host7")
+def enroll(
+    session: Session,
+    name: Annotated[str, typer.Argument(help="What the node will be called.")],
+    gpus: Annotated[int, typer.Option(help="How many GPUs it may bring at most.")] = 1024,
+) -> None:
+    """Make a single-use token and print the command to run on the host."""
+    with session.client() as client:
+        _print_token(session, client.nodes.enrolment_token(name, gpus_approved=gpus))
+
+
+@command(app, "recover", example="penstock node recover nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def recover(session: Session, node_id: NodeId) -> None:
+    """Make a token for a node whose certificate was lost, and print the command to run on it."""
+    with session.client() as client:
+        _print_token(session, client.nodes.recovery_token(node_id))
+
+
+def _print_token(session: Session, token: EnrolmentToken) -> None:
+    if session.output.format is Format.JSON:
+        session.output.json(token)
+        return
+    notice(f"run this on the host {token.node_name} before {token.expires_at:%H:%M:%S} UTC; the token works once:")
+    session.output.line(token.command)
+
+
+@command(app, "list", example="penstock node list --state ready")
+def list_(session: Session, state: Annotated[str | None, typer.Option(help="Only in this state.")] = None) -> None:
+    """List nodes."""
+    with session.client() as client:
+        session.output.items(client.nodes.list(state=state), COLUMNS)
+
+
+@command(app, "show", example="penstock node show nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def show(session: Session, node_id: NodeId) -> None:
+    """Show a node and its GPUs."""
+    with session.client() as client:
+        node = client.nodes.get(node_id)
+    session.output.item(node, DETAIL_COLUMNS)
+    if session.output.format is Format.TABLE and node.gpus:
+        session.output.line("")
+        session.output.items(node.gpus, GPU_COLUMNS)
+
+
+@command(app, "tasks", example="penstock node tasks nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --limit 20")
+def tasks(
+    session: Session, node_id: NodeId, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100
+) -> None:
+    """List what a node was asked to do."""
+    with session.client() as client:
+        session.output.items(client.nodes.tasks(node_id, limit=limit), TASK_COLUMNS)
+
+
+@command(app, "cordon", example="penstock node cordon nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason 'new driver'")
+def cordon(session: Session, node_id: NodeId, reason: Reason = "") -> None:
+    """Place nothing new on a node."""
+    _change(session, lambda client: client.nodes.cordon(node_id, reason=reason))
+
+
+@command(app, "uncordon", example="penstock node uncordon nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def uncordon(session: Session, node_id: NodeId, reason: Reason = "") -> None:
+    """Place on a node again."""
+    _change(session, lambda client: client.nodes.uncordon(node_id, reason=reason))
+
+
+@command(app, "drain", example="penstock node drain nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason maintenance")
+def drain(session: Session, node_id: NodeId, reason: Reason = "") -> None:
+    """Release what runs on a node and place nothing new on it."""
+    _change(session, lambda client: client.nodes.drain(node_id, reason=reason))
+
+
+@command(app, "revoke", example="penstock node revoke nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason stolen")
+def revoke(session: Session, node_id: NodeId, reason: Reason = "") -> None:
+    """Take a node's certificate away: it is out within seconds."""
+    _change(session, lambda client: client.nodes.revoke(node_id, reason=reason))
+
+
+@command(app, "retire", example="penstock node retire nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def retire(session: Session, node_id: NodeId, reason: Reason = "") -> None:
+    """Remove a node for good."""
+    _change(session, lambda client: client.nodes.retire(node_id, reason=reason))
+
+
+@command(
+    app,
+    "force-cleanup",
+    example="penstock node force-cleanup nod_01k9z3v5x7y9a1b3c5d7e9f1g3 slt_01k9z3v5x7y9a1b3c5d7e9f1g3 --verified",
+)
+def force_cleanup(
+    session: Session,
+    node_id: NodeId,
+    slot_id: Annotated[str, typer.Argument(help="The slot's id (slt_…), from `penstock node show`.")],
+    verified: Annotated[
+        bool, typer.Option("--verified", help="You have looked: nothing of the last tenant is left.")
+    ] = False,
+    reason: Reason = "",
+) -> None:
+    """Give back a slot whose cleanup could not be proved."""
+    if not verified:
+        raise CliError("look at the node first, then say --verified", field="verified")
+    with session.client() as client:
+        session.output.item(client.nodes.force_cleanup(node_id, slot_id, reason=reason), GPU_COLUMNS)
+
+
+def _change(session: Session, change: "Callable[[Client], Node]") -> None:
+    with session.client() as client:
+        session.output.item(change(client), COLUMNS)

@@ -1,0 +1,95 @@
+"""People, programs and the organisations that they belong to."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Column, notice
+from penstock.cli.session import Session, command, group
+from penstock.wire.rest import Organisation, ServiceAccount, User
+
+service_accounts = group("service-account", "Principals for programs.")
+users = group("user", "People.")
+organisations = group("org", "Organisations: customers that own projects.")
+
+SERVICE_ACCOUNT_COLUMNS: list[Column[ServiceAccount]] = [
+    Column("id", lambda account: account.id),
+    Column("name", lambda account: account.name),
+    Column("role", lambda account: account.role),
+    Column("project", lambda account: account.project_id),
+    Column("created", lambda account: account.created_at),
+]
+USER_COLUMNS: list[Column[User]] = [
+    Column("id", lambda user: user.id),
+    Column("name", lambda user: user.display_name),
+    Column("issuer", lambda user: user.issuer),
+    Column("subject", lambda user: user.subject),
+    Column("created", lambda user: user.created_at),
+]
+ORGANISATION_COLUMNS: list[Column[Organisation]] = [
+    Column("id", lambda organisation: organisation.id),
+    Column("name", lambda organisation: organisation.name),
+    Column("created", lambda organisation: organisation.created_at),
+]
+
+
+@command(service_accounts, "list", example="penstock service-account list")
+def list_service_accounts(session: Session) -> None:
+    """List the service accounts of the project."""
+    with session.client() as client:
+        session.output.items(client.service_accounts.list(), SERVICE_ACCOUNT_COLUMNS)
+
+
+@command(service_accounts, "create", example="penstock service-account create ci --role developer")
+def create_service_account(
+    session: Session,
+    name: Annotated[str, typer.Argument(help="What to call it.")],
+    role: Annotated[str, typer.Option(help="owner, admin, developer, viewer or billing.")] = "developer",
+) -> None:
+    """Make a service account; give it a key with `penstock key create --service-account`."""
+    with session.client() as client:
+        session.output.item(client.service_accounts.create(name, role=role), SERVICE_ACCOUNT_COLUMNS)
+
+
+@command(service_accounts, "delete", example="penstock service-account delete sva_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def delete_service_account(
+    session: Session, service_account_id: Annotated[str, typer.Argument(help="Its id (sva_…).")]
+) -> None:
+    """Delete a service account; its keys stop working."""
+    with session.client() as client:
+        client.service_accounts.delete(service_account_id)
+    notice(f"deleted {service_account_id}")
+
+
+@command(users, "list", example="penstock user list")
+def list_users(session: Session) -> None:
+    """List people."""
+    with session.client() as client:
+        session.output.items(client.users.list(), USER_COLUMNS)
+
+
+@command(users, "create", example="penstock user create 'Ada L' --issuer https://id.example --subject 4711")
+def create_user(
+    session: Session,
+    display_name: Annotated[str, typer.Argument(help="The name that others see.")],
+    issuer: Annotated[str, typer.Option(help="The identity provider's issuer.")],
+    subject: Annotated[str, typer.Option(help="The provider's name for this person.")],
+) -> None:
+    """Make a person known by their identity provider."""
+    with session.client() as client:
+        user = client.users.create(issuer=issuer, subject=subject, display_name=display_name)
+    session.output.item(user, USER_COLUMNS)
+
+
+@command(organisations, "list", example="penstock org list")
+def list_organisations(session: Session) -> None:
+    """List organisations."""
+    with session.client() as client:
+        session.output.items(client.organisations.list(), ORGANISATION_COLUMNS)
+
+
+@command(organisations, "create", example="penstock org create acme")
+def create_organisation(session: Session, name: Annotated[str, typer.Argument(help="What to call it.")]) -> None:
+    """Make an organisation; operators only."""
+    with session.client() as client:
+        session.output.item(client.organisations.create(name), ORGANISATION_COLUMNS)

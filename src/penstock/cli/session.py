@@ -1,0 +1,185 @@
+"""One run of the command line: its global options, what they resolve to, and how commands are declared.
+
+Global options may stand before or after the command: every group and command takes them, and the later one wins.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
+
+import typer
+
+from penstock.cli.errors import CliError
+from penstock.cli.lazy import Entry, lazy_group
+from penstock.cli.output import Format, Output, notice
+from penstock.cli.quick import QuickCommand, QuickGroup
+from penstock.cli.resolve import Flags, Resolved, resolve
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
+
+P = ParamSpec("P")
+
+_LOOPBACK: Final = ("http://127.", "http://localhost", "http://[::1]")
+
+
+def _options(*, hidden: bool) -> dict[str, Any]:
+    """The global options as parameters. Below the root they are taken but not shown again."""
+    return {
+        "output": Annotated[Format | None, typer.Option("-o", "--output", help="How to print.", hidden=hidden)],
+        "no_heading": Annotated[
+            bool, typer.Option("--no-heading", help="Print no headings in tables and CSV.", hidden=hidden)
+        ],
+        "project": Annotated[
+            str | None, typer.Option("-p", "--project", help="Act in this project (prj_…).", hidden=hidden)
+        ],
+        "profile": Annotated[
+            str | None, typer.Option("--profile", help="Use this profile of the configuration file.", hidden=hidden)
+        ],
+        "api_url": Annotated[str | None, typer.Option("--api-url", help="The API's address.", hidden=hidden)],
+        "no_input": Annotated[bool, typer.Option("--no-input", help="Never ask; fail instead.", hidden=hidden)],
+        "data": Annotated[
+            str | None,
+            typer.Option("--data", metavar="DIR", help="The local instance's data folder.", hidden=hidden),
+        ],
+    }
+
+
+@dataclass(slots=True)
+class Session:
+    """What a command works with."""
+
+    environ: Mapping[str, str]
+    output: Output = field(default_factory=Output)
+    flags: Flags = field(default_factory=Flags)
+    no_input: bool = False
+
+    def take(
+        self,
+        *,
+        output: Format | None,
+        no_heading: bool,
+        project: str | None,
+        profile: str | None,
+        api_url: str | None,
+        no_input: bool,
+        data: str | None,
+    ) -> None:
+        """Options given at one place of the command line."""
+        if output:
+            self.output = replace(self.output, format=output)
+        if no_heading:
+            self.output = replace(self.output, heading=False)
+        self.no_input |= no_input
+        given = {"project": project, "profile": profile, "api_url": api_url, "data": data}
+        self.flags = replace(self.flags, **{name: value for name, value in given.items() if value})
+
+    def resolved(self) -> Resolved:
+        """Where every value comes from."""
+        return resolve(self.flags, self.environ)
+
+    def client(self) -> "Client":
+        """A client for the server that the options lead to."""
+        from penstock.sdk.client import Client
+
+        api_url, key, resolved = self.credentials()
+        project = resolved.project.text if resolved.project else None
+        gateway_url = resolved.gateway_url.text if resolved.gateway_url else None
+        return Client(api_url, key, project=project, gateway_url=gateway_url)
+
+    def credentials(self) -> tuple[str, str, Resolved]:
+        """The address and the key, or a CliError that says what to do."""
+        resolved = self.resolved()
+        if resolved.api_url is None or resolved.key is None:
+            raise _not_logged_in(resolved)
+        url = resolved.api_url.text
+        if url.startswith("http://") and not url.startswith(_LOOPBACK):
+            notice(f"warning: {url} is not encrypted; others on the way can read your key")
+        return url, resolved.key.text, resolved
+
+    def need_input(self, what: str) -> None:
+        """Fail where a question would have to be asked and may not."""
+        if self.no_input:
+            raise CliError(f"{what} is needed and --no-input was given", code="no_input")
+
+
+def _not_logged_in(resolved: Resolved) -> CliError:
+    if resolved.config_file is None:
+        return CliError(
+            "no key: the configuration file cannot be found without HOME; set HOME, or PENSTOCK_API_URL and "
+            "PENSTOCK_API_KEY",
+            code="no_home",
+            field="HOME",
+        )
+    where = f" for {resolved.api_url.text}" if resolved.api_url else ""
+    return CliError(
+        f"no key{where}: run auth login (`penstock auth login`), set PENSTOCK_API_KEY, or start a local instance "
+        "with `penstock up`",
+        code="not_logged_in",
+    )
+
+
+def group(name: str, help: str) -> typer.Typer:  # noqa: A002 - as typer calls it
+    """A group of commands."""
+    app = typer.Typer(name=name, help=help, cls=QuickGroup, rich_markup_mode=None, add_completion=False)
+    app.callback(invoke_without_command=True)(_with_options(_nothing, hidden=True))
+    return app
+
+
+def root(help: str, entries: Mapping[str, Entry]) -> typer.Typer:  # noqa: A002
+    """The whole command, with the global options shown."""
+    app = typer.Typer(name="penstock", help=help, cls=lazy_group(entries), rich_markup_mode=None, add_completion=False)
+    app.callback(invoke_without_command=True)(_with_options(_nothing, hidden=False))
+    return app
+
+
+def _nothing(_: Session) -> None:
+    """A group itself does nothing."""
+
+
+def command(
+    app: typer.Typer, name: str, *, example: str, hidden: bool = False, passes_on: bool = False
+) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
+    """Declare a command. `passes_on` leaves everything after the first argument to the command that it runs."""
+
+    def declare(function: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
+        app.command(
+            name,
+            cls=QuickCommand,
+            epilog=f"\b\nExample:\n  {example}\n\nEvery command also takes the options of `penstock --help`.",
+            hidden=hidden,
+            context_settings={"allow_interspersed_args": not passes_on},
+        )(_with_options(function, hidden=True))
+        return function
+
+    return declare
+
+
+def _with_options(function: Callable[Concatenate[Session, P], None], *, hidden: bool) -> Callable[..., None]:
+    """The function as typer sees it: its own parameters and the global options, without the session."""
+    options = _options(hidden=hidden)
+
+    @functools.wraps(function)
+    def run(context: typer.Context, **given: Any) -> None:
+        session: Session = context.obj
+        session.take(**{name: given.pop(name) for name in options})
+        if function is _nothing and context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+            raise typer.Exit
+        function(session, **given)  # pyright: ignore[reportCallIssue]
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = list(inspect.signature(function).parameters.values())[1:]
+    parameters = [
+        inspect.Parameter("context", keyword, annotation=typer.Context),
+        *(parameter.replace(kind=keyword) for parameter in own),
+        *(
+            inspect.Parameter(name, keyword, annotation=option, default=False if name.startswith("no_") else None)
+            for name, option in options.items()
+        ),
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run

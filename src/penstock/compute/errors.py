@@ -1,0 +1,74 @@
+"""Why compute refuses. Each reason has a code of its own, so that a person knows what would help."""
+
+from penstock.kit.errors import Denied, Invalid, Kind, PenstockError
+
+
+class Policy(Denied):
+    """The caller's role does not allow it."""
+
+    code = "compute.policy"
+
+
+class QuotaExceeded(PenstockError):
+    """The project would hold more GPUs than it may."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.quota_exceeded"
+
+
+class InsufficientFunds(PenstockError):
+    """The organisation cannot pay for it."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.insufficient_funds"
+
+
+class OutOfCapacity(PenstockError):
+    """Not enough free GPUs anywhere."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.out_of_capacity"
+
+
+class NoSingleNode(PenstockError):
+    """Enough free GPUs in total, too few on any one node."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.no_single_node"
+
+
+class Unhealthy(PenstockError):
+    """Enough GPUs would be there, were some of them not out of service."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.unhealthy"
+
+
+class UnknownSku(Invalid):
+    """No such offer, or it is closed."""
+
+    code = "compute.unknown_sku"
+
+
+class BadGpuCount(Invalid):
+    """The offer does not come in this size."""
+
+    code = "compute.bad_gpu_count"
+
+
+class BadImage(Invalid):
+    """The image's name is malformed."""
+
+    code = "compute.bad_image"
+
+
+class BadDigest(BadImage):
+    """The image's digest is malformed."""
+
+    code = "compute.bad_digest"
+
+
+class ReservedEnv(Invalid):
+    """The variable steers the loader, the driver or the platform."""
+
+    code = "compute.reserved_env"

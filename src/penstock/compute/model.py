@@ -1,0 +1,240 @@
+"""What an allocation is and how it may change.
+
+`MOVES` is the whole lifecycle: a pair that is absent is illegal. Only `store.allocations.move` writes the state. Every
+state that is not at rest has a deadline, so nothing can stay on its way for ever.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+ANY_MODEL: Final = "*"
+
+
+class State(StrEnum):
+    """Where an allocation is."""
+
+    REQUESTED = "requested"
+    PROVISIONING = "provisioning"
+    ACTIVE = "active"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    FAILED = "failed"
+    RELEASE_FAILED = "release_failed"
+
+
+class Event(StrEnum):
+    """What can happen to it."""
+
+    PLACED = "placed"
+    READY = "ready"
+    STEP_FAILED = "step_failed"
+    DEADLINE = "deadline"
+    RELEASE = "release"
+    HANDED_OVER = "handed_over"
+    PROVED = "proved"
+    EXHAUSTED = "exhausted"
+    RETRY = "retry"
+
+
+class Purpose(StrEnum):
+    """What the slice is used for."""
+
+    INTERACTIVE = "interactive"
+    FUNCTION_WORKER = "function_worker"
+    ACTOR_RUNNER = "actor_runner"
+    ENGINE = "engine"
+    CLUSTER_MEMBER = "cluster_member"
+    STOCK = "stock"
+
+
+#: The whole lifecycle.
+MOVES: Final[Mapping[tuple[State, Event], State]] = {
+    (State.REQUESTED, Event.PLACED): State.PROVISIONING,
+    (State.REQUESTED, Event.DEADLINE): State.FAILED,
+    (State.REQUESTED, Event.RELEASE): State.RELEASING,
+    (State.PROVISIONING, Event.READY): State.ACTIVE,
+    (State.PROVISIONING, Event.STEP_FAILED): State.FAILED,
+    (State.PROVISIONING, Event.DEADLINE): State.FAILED,
+    (State.PROVISIONING, Event.RELEASE): State.RELEASING,
+    (State.ACTIVE, Event.RELEASE): State.RELEASING,
+    (State.ACTIVE, Event.HANDED_OVER): State.RELEASED,
+    (State.RELEASING, Event.PROVED): State.RELEASED,
+    (State.RELEASING, Event.EXHAUSTED): State.RELEASE_FAILED,
+    (State.RELEASING, Event.DEADLINE): State.RELEASE_FAILED,
+    (State.RELEASE_FAILED, Event.RETRY): State.RELEASING,
+}
+INITIAL: Final = State.REQUESTED
+FINAL: Final = frozenset(State) - {source for source, _ in MOVES}
+#: States that wait for nobody; all others have a deadline.
+AT_REST: Final = FINAL | {State.ACTIVE, State.RELEASE_FAILED}
+#: States that count against the project's quota.
+COUNTED: Final = frozenset({State.REQUESTED, State.PROVISIONING, State.ACTIVE, State.RELEASING})
+#: Moves that end the agents' right to start anything: they raise the fence.
+FENCING: Final = frozenset({Event.RELEASE, Event.RETRY})
+
+#: The fact that each move writes to the outbox.
+FACTS: Final[Mapping[Event, str]] = {
+    Event.PLACED: "provisioning.started",
+    Event.READY: "provisioning.active",
+    Event.STEP_FAILED: "provisioning.failed",
+    Event.DEADLINE: "provisioning.failed",
+    Event.RELEASE: "provisioning.releasing.requested",
+    Event.HANDED_OVER: "provisioning.releasing.completed",
+    Event.PROVED: "provisioning.releasing.completed",
+    Event.EXHAUSTED: "provisioning.release_failed",
+    Event.RETRY: "provisioning.releasing.requested",
+}
+REQUESTED_FACT: Final = "provisioning.requested"
+UPDATED_FACT: Final = "provisioning.updated"
+
+
+def after(state: State, event: Event) -> State | None:
+    """Where `event` leads from `state`; none when the pair is illegal."""
+    return MOVES.get((state, event))
+
+
+def fact(state: State, event: Event) -> str:
+    """The type of the fact that this move writes."""
+    if MOVES[state, event] is State.RELEASE_FAILED:
+        return FACTS[Event.EXHAUSTED]
+    return FACTS[event]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long an allocation may stay in each state that is not at rest."""
+
+    requested_s: float = 120
+    provisioning_s: float = 120
+    releasing_s: float = 300
+
+    def of(self, state: State) -> float | None:
+        """Seconds for `state`; none for states at rest."""
+        if state in AT_REST:
+            return None
+        return {
+            State.REQUESTED: self.requested_s,
+            State.PROVISIONING: self.provisioning_s,
+            State.RELEASING: self.releasing_s,
+        }[state]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an installation sets for compute."""
+
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    gpus_max_default: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sku:
+    """An offer. `gpu_model` is a model's name or `*`."""
+
+    name: str
+    description: str
+    gpu_model: str
+    gpu_counts: tuple[int, ...]
+    price_microusd_per_gpu_hour: int
+    memory_bytes_per_gpu: int
+    cpus_per_gpu: float
+    processes_max: int
+    scratch_bytes: int
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One slot held, or once held, by an allocation."""
+
+    slot_id: str
+    node_id: str
+    gpu_uuid: str
+    gpu_index: int
+    simulated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a request asks for, with price and limits as they are when it is made."""
+
+    id: str
+    project_id: str
+    organisation_id: str
+    name: str | None
+    purpose: Purpose
+    sku: str
+    gpus: int
+    image: str
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    command: Sequence[str]
+    ports: Sequence[int]
+    unit_id: str
+    price_microusd_per_hour: int
+    memory_bytes: int
+    cpus: float
+    processes_max: int
+    scratch_bytes: int
+    wait_s: int
+    correlation_id: str
+
+    def payload(self, *, state: State, reason: str, node_id: str | None) -> dict[str, Any]:
+        """What facts about it carry."""
+        return {
+            "allocation_id": self.id,
+            "purpose": self.purpose,
+            "sku": self.sku,
+            "gpus": self.gpus,
+            "node_id": node_id,
+            "price_microusd_per_hour": self.price_microusd_per_hour,
+            "state": state,
+            "reason": reason,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation(Draft):
+    """A claim of a project on a slice of a node.
+
+    `failing` is why a provisioning that has not reached its end is being undone; empty otherwise. `fence` rises when
+    nothing may be started any more. `billing_ended_at` is when the tenant stopped paying.
+    """
+
+    state: State
+    reason: str
+    failing: str
+    version: int
+    fence: int
+    node_id: str | None
+    created_at: datetime
+    changed_at: datetime
+    deadline_at: datetime | None
+    active_at: datetime | None
+    billing_ended_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def driven(self) -> bool:
+        """Whether a saga has something to do for it."""
+        return self.state not in AT_REST and (self.state is not State.REQUESTED or self.node_id is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One line of an allocation's timeline."""
+
+    state: State
+    reason: str
+    at: datetime
+
+
+def diagram() -> str:
+    """The state machine as a Mermaid diagram, generated from `MOVES`."""
+    lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}: create"]
+    lines += [f"    {source} --> {target}: {event}" for (source, event), target in MOVES.items()]
+    lines += [f"    {state} --> [*]" for state in State if state in FINAL]
+    return "\n".join(lines) + "\n"

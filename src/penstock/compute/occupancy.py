@@ -1,0 +1,12 @@
+"""Whether a project is still in use, for identity (its Protocol `Occupancy`)."""
+
+from penstock.compute.store import allocations
+from penstock.kit.db import Reader
+
+
+class Occupancy:
+    """Compute's answer."""
+
+    async def occupied(self, conn: Reader, project_id: str) -> bool:
+        """Whether the project has an allocation that has not ended."""
+        return await allocations.any_unended(conn, project_id)

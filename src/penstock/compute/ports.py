@@ -1,0 +1,33 @@
+"""What compute asks of other domains inside its own transactions; filled in `processes/`. None of them commits."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.kit.db import Tx
+
+
+class Funds(Protocol):
+    """Billing's answer to whether an organisation can pay."""
+
+    async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
+        """Pass, or raise `InsufficientFunds`. May lock the account: it is asked before any other lock is taken."""
+        ...
+
+
+class Slots(Protocol):
+    """Fleet's slots, by their health."""
+
+    async def block(self, tx: Tx, slot_ids: Sequence[str], reason: str) -> None:
+        """Take slots that were not proved clean out of service."""
+        ...
+
+    async def unblock(self, tx: Tx, slot_ids: Sequence[str]) -> None:
+        """They were proved clean after all; those that are not blocked stay as they are."""
+        ...
+
+
+class OpenFunds:
+    """Everyone can pay: for installs without billing."""
+
+    async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
+        """Say yes."""

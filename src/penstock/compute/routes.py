@@ -1,0 +1,170 @@
+"""Allocations, SKUs and quotas over REST: decode, use case, encode."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from litestar import Response, Router, get, patch, post, put
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import QueryParameter
+
+from penstock.compute import schemas
+from penstock.compute.model import Limits, State
+from penstock.compute.ports import Funds
+from penstock.compute.service import catalogue, read
+from penstock.compute.service.create import Create
+from penstock.compute.service.read import Filter
+from penstock.compute.service.release import Release
+from penstock.kit import http, idempotency
+from penstock.kit.caller import Caller
+from penstock.kit.db import Database, Tx
+from penstock.kit.errors import Invalid
+from penstock.kit.http import PageQuery
+from penstock.kit.idempotency import Once
+from penstock.wire import rest
+
+_SLUG: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_LABELS_MAX: Final = 16
+
+
+def router(funds: Funds, db: Database, *, limits: Limits, gateway_url: str) -> Router:
+    """All routes of compute, below /api/v1."""
+    return Router(
+        path="/",
+        route_handlers=[*_allocation_routes(funds, db, limits, gateway_url), *_catalogue_routes(db, limits)],
+        tags=["compute"],
+    )
+
+
+def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: str) -> Sequence[HTTPRouteHandler]:
+    create, release = Create(funds, limits), Release(limits)
+
+    @post("/allocations", operation_id="createAllocation")
+    async def create_allocation(
+        caller: Caller, once: Once | None, data: rest.AllocationCreate
+    ) -> Response[rest.Allocation]:
+        """Rent GPUs."""
+
+        async def effect(tx: Tx) -> bytes:
+            made = await create(tx, caller, data)
+            return msgspec.json.encode(schemas.allocation(await read.view(tx, made), gateway_url))
+
+        return http.created(await idempotency.run(db, once, effect))
+
+    @get("/allocations", operation_id="listAllocations")
+    async def list_allocations(
+        caller: Caller,
+        page: PageQuery,
+        state: Annotated[str | None, QueryParameter(required=False)] = None,
+        sku: Annotated[str | None, QueryParameter(required=False)] = None,
+        name: Annotated[str | None, QueryParameter(required=False)] = None,
+        label: Annotated[
+            list[str] | None, QueryParameter(required=False, description="`key=value`; may be repeated.")
+        ] = None,
+    ) -> rest.Page[rest.Allocation]:
+        """The project's allocations, the newest first."""
+        only = Filter(state=_state(state), sku=sku, name=name, labels=_labels(label))
+        before = _text_cursor(page, "a")
+        async with db.read() as conn:
+            shown = await read.page(conn, caller, only, before=before, limit=page.limit + 1)
+        items = [schemas.allocation(view, gateway_url) for view in shown[: page.limit]]
+        more = len(shown) > page.limit
+        return rest.Page(items=items, next_cursor=http.encode_cursor("a", items[-1].id) if more else None)
+
+    @get("/allocations/{allocation_id:str}", operation_id="getAllocation")
+    async def get_allocation(caller: Caller, allocation_id: str) -> rest.Allocation:
+        """One allocation with its timeline."""
+        wanted = http.path_id("alc", allocation_id)
+        async with db.read() as conn:
+            return schemas.allocation(await read.get(conn, caller, wanted), gateway_url)
+
+    @patch("/allocations/{allocation_id:str}", operation_id="updateAllocation")
+    async def update_allocation(caller: Caller, allocation_id: str, data: rest.AllocationUpdate) -> rest.Allocation:
+        """Change the name or replace the labels."""
+        wanted = http.path_id("alc", allocation_id)
+        async with db.transaction() as tx:
+            return schemas.allocation(await read.update(tx, caller, wanted, data), gateway_url)
+
+    @post("/allocations/{allocation_id:str}/release", operation_id="releaseAllocation", status_code=200)
+    async def release_allocation(caller: Caller, allocation_id: str, data: rest.ReleaseRequest) -> rest.Allocation:
+        """Ask for the end; asking again changes nothing, and tries again what could not be released."""
+        wanted = http.path_id("alc", allocation_id)
+        async with db.transaction() as tx:
+            moved = await release(tx, caller, wanted, data.reason)
+            return schemas.allocation(await read.view(tx, moved), gateway_url)
+
+    return [create_allocation, list_allocations, get_allocation, update_allocation, release_allocation]
+
+
+def _catalogue_routes(db: Database, limits: Limits) -> Sequence[HTTPRouteHandler]:
+    @get("/skus", operation_id="listSkus")
+    async def list_skus(caller: Caller, page: PageQuery) -> rest.Page[rest.Sku]:
+        """The offers."""
+        after = _text_cursor(page, "s") or ""
+        async with db.read() as conn:
+            offers = await catalogue.offers(conn, caller, after=after, limit=page.limit + 1)
+        items = [schemas.sku(offer) for offer in offers[: page.limit]]
+        more = len(offers) > page.limit
+        return rest.Page(items=items, next_cursor=http.encode_cursor("s", items[-1].name) if more else None)
+
+    @get("/skus/{name:str}", operation_id="getSku")
+    async def get_sku(caller: Caller, name: str) -> rest.Sku:
+        """One offer."""
+        async with db.read() as conn:
+            return schemas.sku(await catalogue.offer(conn, caller, name))
+
+    @put("/skus/{name:str}", operation_id="putSku")
+    async def put_sku(caller: Caller, name: str, data: rest.SkuPut) -> rest.Sku:
+        """Define or change an offer; operators only."""
+        if not _SLUG.fullmatch(name):
+            raise Invalid("name must be a slug of max 63 characters", field="name")
+        async with db.transaction() as tx:
+            return schemas.sku(await catalogue.put_offer(tx, caller, name, data))
+
+    @get("/projects/{project_id:str}/quota", operation_id="getQuota")
+    async def get_quota(caller: Caller, project_id: str) -> rest.Quota:
+        """The project's limit and use."""
+        wanted = http.path_id("prj", project_id)
+        async with db.read() as conn:
+            return schemas.quota(await catalogue.quota(conn, caller, wanted, limits))
+
+    @put("/projects/{project_id:str}/quota", operation_id="putQuota")
+    async def put_quota(caller: Caller, project_id: str, data: rest.QuotaPut) -> rest.Quota:
+        """Set the project's limit; operators only."""
+        wanted = http.path_id("prj", project_id)
+        async with db.transaction() as tx:
+            return schemas.quota(await catalogue.put_quota(tx, caller, wanted, data, limits))
+
+    return [list_skus, get_sku, put_sku, get_quota, put_quota]
+
+
+def _text_cursor(page: PageQuery, kind: str) -> str | None:
+    """The id that the page before ended with."""
+    if page.cursor is None:
+        return None
+    match http.decode_cursor(page.cursor):
+        case [marker, str(last)] if marker == kind:
+            return last
+        case _:
+            raise Invalid("invalid cursor", field="cursor")
+
+
+def _state(text: str | None) -> str | None:
+    if text is not None and text not in frozenset(State):
+        raise Invalid(f"state must be one of {', '.join(State)}", field="state")
+    return text
+
+
+def _labels(pairs: Sequence[str] | None) -> dict[str, str] | None:
+    if not pairs:
+        return None
+    if len(pairs) > _LABELS_MAX:
+        raise Invalid(f"label may be given at most {_LABELS_MAX} times", field="label")
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise Invalid("label must be key=value", field="label")
+        found[key] = value
+    return found

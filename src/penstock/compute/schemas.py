@@ -1,0 +1,64 @@
+"""Values of the model as bodies of the REST API."""
+
+from penstock.compute.model import FINAL, Allocation
+from penstock.compute.service.catalogue import Offer, Quota
+from penstock.compute.service.read import View
+from penstock.wire import rest
+
+
+def allocation(shown: View, gateway_url: str) -> rest.Allocation:
+    """An allocation as its owner sees it."""
+    it = shown.allocation
+    return rest.Allocation(
+        id=it.id,
+        project_id=it.project_id,
+        name=it.name,
+        purpose=it.purpose,
+        sku=it.sku,
+        gpus=it.gpus,
+        image=it.image,
+        state=it.state,
+        reason=it.failing or it.reason,
+        labels=dict(it.labels),
+        ports=list(it.ports),
+        node_id=it.node_id,
+        gpu_uuids=[claim.gpu_uuid for claim in shown.claims],
+        simulated=any(claim.simulated for claim in shown.claims),
+        price_microusd_per_hour=it.price_microusd_per_hour,
+        created_at=it.created_at,
+        active_at=it.active_at,
+        ended_at=it.ended_at,
+        deadline_at=it.deadline_at,
+        version=it.version,
+        access_urls=_access_urls(it, gateway_url),
+        timeline=[rest.TimelineEntry(state=move.state, at=move.at, reason=move.reason) for move in shown.timeline],
+    )
+
+
+def _access_urls(it: Allocation, gateway_url: str) -> dict[str, str]:
+    if it.state in FINAL:
+        return {}
+    return {str(port): f"{gateway_url.rstrip('/')}/u/{it.id}/{port}/" for port in it.ports}
+
+
+def sku(offer: Offer) -> rest.Sku:
+    """An offer."""
+    it = offer.sku
+    return rest.Sku(
+        name=it.name,
+        description=it.description,
+        gpu_model=it.gpu_model,
+        gpu_counts=list(it.gpu_counts),
+        price_microusd_per_gpu_hour=it.price_microusd_per_gpu_hour,
+        memory_bytes_per_gpu=it.memory_bytes_per_gpu,
+        cpus_per_gpu=it.cpus_per_gpu,
+        processes_max=it.processes_max,
+        scratch_bytes=it.scratch_bytes,
+        enabled=it.enabled,
+        gpus_free=offer.gpus_free,
+    )
+
+
+def quota(it: Quota) -> rest.Quota:
+    """A project's limit and use."""
+    return rest.Quota(project_id=it.project_id, gpus_max=it.gpus_max, gpus_used=it.gpus_used)

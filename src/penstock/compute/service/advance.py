@@ -1,0 +1,138 @@
+"""The moves that a saga makes. Each locks the row, is guarded by its fence, and is idempotent: a repeat finds its
+work done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.compute import metrics
+from penstock.compute.model import Allocation, Claim, Event, Limits, State
+from penstock.compute.ports import Slots
+from penstock.compute.store import allocations, claims, sweeps
+from penstock.compute.store.allocations import Change
+from penstock.compute.store.sweeps import Pulse
+from penstock.kit.db import Reader, Tx
+from penstock.wire import subjects
+
+
+class Verdict(StrEnum):
+    """What became of a move. `stale`: the row is elsewhere by now, read it again."""
+
+    DONE = "done"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """An allocation and what it holds, locked."""
+
+    allocation: Allocation
+    claims: Sequence[Claim]
+    overdue: bool
+
+
+async def situation(tx: Tx, allocation_id: str, fence: int) -> Situation | None:
+    """Look, and note that a saga is at work; none when the fence was raised meanwhile."""
+    found = await allocations.lock(tx, allocation_id)
+    if found is None or found.fence != fence:
+        return None
+    pulse = await sweeps.touch(tx, allocation_id)
+    held = await claims.held(tx, allocation_id)
+    return Situation(allocation=found, claims=held, overdue=pulse is not None and pulse.overdue)
+
+
+async def pulse(conn: Reader, allocation_id: str) -> Pulse | None:
+    """Note that a saga is at work on it, and look whether it still should be."""
+    return await sweeps.touch(conn, allocation_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The saga's moves, with what they ask of others."""
+
+    slots: Slots
+    limits: Limits
+
+    async def begin(self, tx: Tx, allocation_id: str) -> Allocation | None:
+        """Take the row up: a placed request starts provisioning; anything else is as it is."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is None or not current.driven:
+            return current
+        if current.state is State.REQUESTED:
+            change = Change(reason="", deadline_s=self.limits.deadlines.provisioning_s)
+            current = await allocations.move(tx, current, Event.PLACED, change)
+            metrics.DISPATCH_S.observe((current.changed_at - current.created_at).total_seconds())
+        await sweeps.touch(tx, allocation_id)
+        return current
+
+    async def activate(self, tx: Tx, allocation_id: str, fence: int) -> Verdict:
+        """The unit is ready: billing starts."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is not None and current.state is State.ACTIVE:
+            return Verdict.DONE
+        if current is None or current.state is not State.PROVISIONING or current.fence != fence:
+            return Verdict.STALE
+        await allocations.move(tx, current, Event.READY, Change(reason="", deadline_s=None))
+        return Verdict.DONE
+
+    async def condemn(self, tx: Tx, allocation_id: str, fence: int, why: str) -> Verdict:
+        """A step failed: nothing may be started any more, everything is to be undone."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is None or current.state is not State.PROVISIONING or current.fence != fence:
+            return Verdict.STALE
+        await allocations.condemn(tx, current, why)
+        return Verdict.DONE
+
+    async def fail(self, tx: Tx, allocation_id: str, *, unproved: str) -> Verdict:
+        """Everything is undone; slots whose cleanup was not proved (`unproved` says why) are blocked."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is not None and current.state is State.FAILED:
+            return Verdict.DONE
+        if current is None or current.state is not State.PROVISIONING or not current.failing:
+            return Verdict.STALE
+        event = await _late_or(tx, current, Event.STEP_FAILED)
+        await allocations.move(tx, current, event, Change(reason=current.failing, deadline_s=None))
+        await self._let_go(tx, allocation_id, unproved)
+        metrics.FAILURES.labels("provisioning").inc()
+        return Verdict.DONE
+
+    async def finish(self, tx: Tx, allocation_id: str, fence: int) -> Verdict:
+        """The cleanup is proved: the slots go back, also those that an earlier failure had blocked."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is not None and current.state is State.RELEASED:
+            return Verdict.DONE
+        if current is None or current.state is not State.RELEASING or current.fence != fence:
+            return Verdict.STALE
+        await allocations.move(tx, current, Event.PROVED, Change(reason=current.reason, deadline_s=None))
+        await self.slots.unblock(tx, await self._let_go(tx, allocation_id, ""))
+        return Verdict.DONE
+
+    async def abandon(self, tx: Tx, allocation_id: str, fence: int, *, why: str) -> Verdict:
+        """The cleanup could not be proved: the slots are blocked until somebody has looked, or a retry proves it."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is not None and current.state is State.RELEASE_FAILED:
+            return Verdict.DONE
+        if current is None or current.state is not State.RELEASING or current.fence != fence:
+            return Verdict.STALE
+        event = await _late_or(tx, current, Event.EXHAUSTED)
+        await allocations.move(tx, current, event, Change(reason=why, deadline_s=None))
+        await self._let_go(tx, allocation_id, why)
+        metrics.FAILURES.labels("release").inc()
+        return Verdict.DONE
+
+    async def _let_go(self, tx: Tx, allocation_id: str, unproved: str) -> Sequence[str]:
+        """Give up the claims; blocked first, so that no slot is free for a moment without proof."""
+        if unproved:
+            held = await claims.held(tx, allocation_id)
+            await self.slots.block(tx, [claim.slot_id for claim in held], unproved)
+        freed = await claims.free(tx, allocation_id)
+        tx.hint(subjects.CAPACITY)
+        return freed
+
+
+async def _late_or(tx: Tx, current: Allocation, otherwise: Event) -> Event:
+    pulse = await sweeps.touch(tx, current.id)
+    if pulse is None or not pulse.overdue:
+        return otherwise
+    metrics.TIMEOUTS.labels(current.state).inc()
+    return Event.DEADLINE

@@ -1,0 +1,101 @@
+"""SKUs and quotas: read by everyone, written by operators."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.compute.model import ANY_MODEL, Limits, Sku
+from penstock.compute.store import catalogue, claims
+from penstock.kit import audit
+from penstock.kit.caller import Caller
+from penstock.kit.db import Reader, Tx
+from penstock.kit.errors import Denied, Invalid, NotFound
+from penstock.wire.rest import QuotaPut, SkuPut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A SKU and how many GPUs of it are free."""
+
+    sku: Sku
+    gpus_free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """A project's limit and what it uses."""
+
+    project_id: str
+    gpus_max: int
+    gpus_used: int
+
+
+async def offers(conn: Reader, caller: Caller, *, after: str, limit: int) -> Sequence[Offer]:
+    """The SKUs, by name."""
+    caller.require("skus.read")
+    free = await claims.free_by_model(conn)
+    return [_offer(sku, free) for sku in await catalogue.skus(conn, after=after, limit=limit)]
+
+
+async def offer(conn: Reader, caller: Caller, name: str) -> Offer:
+    """One SKU."""
+    caller.require("skus.read")
+    found = await catalogue.sku(conn, name)
+    if found is None:
+        raise NotFound("no object with this id")
+    return _offer(found, await claims.free_by_model(conn))
+
+
+async def put_offer(tx: Tx, caller: Caller, name: str, body: SkuPut) -> Offer:
+    """Define or change a SKU. Running allocations keep the price they were made with."""
+    caller.require("skus.write")
+    _operators_only(caller)
+    if len(set(body.gpu_counts)) != len(body.gpu_counts):
+        raise Invalid("gpu_counts must not repeat", field="gpu_counts")
+    sku = Sku(
+        name=name,
+        description=body.description,
+        gpu_model=body.gpu_model,
+        gpu_counts=tuple(sorted(body.gpu_counts)),
+        price_microusd_per_gpu_hour=body.price_microusd_per_gpu_hour,
+        memory_bytes_per_gpu=body.memory_bytes_per_gpu,
+        cpus_per_gpu=body.cpus_per_gpu,
+        processes_max=body.processes_max,
+        scratch_bytes=body.scratch_bytes,
+        enabled=body.enabled,
+    )
+    await catalogue.put_sku(tx, sku)
+    await audit.record(
+        tx, caller.actor, "skus.write", name, detail={"price": sku.price_microusd_per_gpu_hour, "enabled": sku.enabled}
+    )
+    return _offer(sku, await claims.free_by_model(tx))
+
+
+def _offer(sku: Sku, free: dict[str, int]) -> Offer:
+    count = sum(free.values()) if sku.gpu_model == ANY_MODEL else free.get(sku.gpu_model, 0)
+    return Offer(sku=sku, gpus_free=count)
+
+
+async def quota(conn: Reader, caller: Caller, project_id: str, limits: Limits) -> Quota:
+    """The limit of the caller's own project; of any, for operators."""
+    caller.require("quotas.read")
+    if project_id != caller.project_id and not caller.operator:
+        raise NotFound("no object with this id")
+    gpus_max, used = await catalogue.quota(conn, project_id, gpus_max_default=limits.gpus_max_default)
+    return Quota(project_id=project_id, gpus_max=gpus_max, gpus_used=used)
+
+
+async def put_quota(tx: Tx, caller: Caller, project_id: str, body: QuotaPut, limits: Limits) -> Quota:
+    """Set a project's limit. What it holds already stays, even above the limit."""
+    caller.require("quotas.write")
+    _operators_only(caller)
+    await catalogue.put_quota(tx, project_id, body.gpus_max)
+    await audit.record(
+        tx, caller.actor, "quotas.write", project_id, project_id=project_id, detail={"gpus_max": body.gpus_max}
+    )
+    gpus_max, used = await catalogue.quota(tx, project_id, gpus_max_default=limits.gpus_max_default)
+    return Quota(project_id=project_id, gpus_max=gpus_max, gpus_used=used)
+
+
+def _operators_only(caller: Caller) -> None:
+    if not caller.operator:
+        raise Denied("only operators may do this")

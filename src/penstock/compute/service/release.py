@@ -1,0 +1,76 @@
+"""Release, at any time: by its owner, by an operator, or because its node or its unit is gone.
+
+Entering `releasing` raises the fence, so that a start that comes late is refused, and ends billing.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.compute.model import FINAL, Allocation, Event, Limits, State
+from penstock.compute.store import allocations, claims
+from penstock.compute.store.allocations import Change
+from penstock.kit import audit
+from penstock.kit.audit import Actor
+from penstock.kit.caller import Caller
+from penstock.kit.db import Tx
+from penstock.kit.errors import NotFound
+from penstock.wire import subjects
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The use case."""
+
+    limits: Limits
+
+    async def __call__(self, tx: Tx, caller: Caller, allocation_id: str, reason: str) -> Allocation:
+        """Ask for the end of an allocation of the caller's project. Asking again changes nothing."""
+        caller.require("allocations.release")
+        current = await allocations.lock(tx, allocation_id, project_id=caller.project_id)
+        if current is None:
+            raise NotFound("no object with this id")
+        return await self._leave(tx, caller.actor, current, reason or "released by its owner")
+
+    async def by_system(
+        self,
+        tx: Tx,
+        actor: Actor,
+        allocation_id: str,
+        reason: str,
+        *,
+        only_if: State | None = None,
+    ) -> Allocation | None:
+        """The same on the system's own account; with `only_if`, only from that state."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is None or (only_if is not None and current.state is not only_if):
+            return None
+        return await self._leave(tx, actor, current, reason)
+
+    async def node(self, tx: Tx, actor: Actor, node_id: str, reason: str, *, ended_at: datetime | None) -> int:
+        """Release everything on a node; billing ends at `ended_at` where that is earlier than now."""
+        found = await allocations.on_node(tx, node_id)
+        for current in found:
+            await self._leave(tx, actor, current, reason, ended_at=ended_at)
+        return len(found)
+
+    async def _leave(
+        self, tx: Tx, actor: Actor, current: Allocation, reason: str, *, ended_at: datetime | None = None
+    ) -> Allocation:
+        if current.state is State.RELEASING or current.state in FINAL:
+            return current
+        event = Event.RETRY if current.state is State.RELEASE_FAILED else Event.RELEASE
+        change = Change(reason=reason, deadline_s=self.limits.deadlines.releasing_s, billing_ended_at=ended_at)
+        moved = await allocations.move(tx, current, event, change)
+        if event is Event.RETRY:
+            await claims.take_back(tx, current.id)
+        await audit.record(
+            tx,
+            actor,
+            "allocations.release",
+            current.id,
+            organisation_id=current.organisation_id,
+            project_id=current.project_id,
+            detail={"reason": reason, "from": current.state},
+        )
+        tx.hint(subjects.allocation(current.id))
+        return moved

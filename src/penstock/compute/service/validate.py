@@ -1,0 +1,78 @@
+"""Whether a request makes sense at all, before anything is locked or read."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from penstock.compute.errors import BadDigest, BadGpuCount, BadImage, ReservedEnv, UnknownSku
+from penstock.compute.model import Sku
+from penstock.kit.errors import Invalid
+from penstock.wire.rest import AllocationCreate
+from penstock.wire.tasks import RESERVED_ENV_PREFIXES
+
+ENV_BYTES_MAX: Final = 32 << 10
+COMMAND_BYTES_MAX: Final = 64 << 10
+
+_IMAGE: Final = re.compile(
+    r"[a-z0-9]+([._/-]+[a-z0-9]+)*(:[0-9]{1,5}(/[a-z0-9._-]+)+)?(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?"
+)
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+
+
+def request(body: AllocationCreate) -> None:
+    """Pass, or an error that names the field."""
+    image(body.image)
+    environment(body.env)
+    command(body.command)
+    if len(set(body.ports)) != len(body.ports):
+        raise Invalid("ports must not repeat", field="ports")
+
+
+def image(name: str) -> None:
+    """A name, maybe with a tag, maybe with a digest."""
+    base, at, digest = name.partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise BadDigest("image has a bad digest: it must be sha256: and 64 hexadecimal digits", field="image")
+    if not _IMAGE.fullmatch(base):
+        raise BadImage("image must look like name:tag or name@sha256:digest", field="image")
+
+
+def environment(env: Mapping[str, str]) -> None:
+    """Names that a shell would take, none of them reserved, and not too much of it."""
+    for name, value in env.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise Invalid("env names must be letters, digits and underscores, at most 128, no digit first", field="env")
+        if name.upper().startswith(RESERVED_ENV_PREFIXES):
+            reserved = ", ".join(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)
+            raise ReservedEnv(f"env {name} is reserved (reserved_env): {reserved}", field="env")
+        _no_nul(value, "env")
+    if sum(len(name) + len(value.encode()) for name, value in env.items()) > ENV_BYTES_MAX:
+        raise Invalid(f"env must be at most {ENV_BYTES_MAX} bytes in all", field="env")
+
+
+def command(argv: Sequence[str]) -> None:
+    """Arguments that a process can be started with."""
+    for argument in argv:
+        _no_nul(argument, "command")
+    if sum(len(argument.encode()) for argument in argv) > COMMAND_BYTES_MAX:
+        raise Invalid(f"command must be at most {COMMAND_BYTES_MAX} bytes in all", field="command")
+    if argv and not argv[0]:
+        raise Invalid("command must begin with a program", field="command")
+
+
+def _no_nul(text: str, field: str) -> None:
+    if "\0" in text:
+        raise Invalid(f"{field} must not contain NUL", field=field)
+
+
+def shape(offer: Sku | None, *, name: str, gpus: int) -> Sku:
+    """The offer itself, when it is open and comes in this size."""
+    if offer is None or not offer.enabled:
+        raise UnknownSku(f"there is no SKU {name}", field="sku")
+    if gpus not in offer.gpu_counts:
+        allowed = ", ".join(map(str, offer.gpu_counts))
+        raise BadGpuCount(
+            f"gpus must be one of {allowed} for SKU {name}; the max is {max(offer.gpu_counts)}", field="gpus"
+        )
+    return offer

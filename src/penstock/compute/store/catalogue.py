@@ -1,0 +1,75 @@
+"""SKUs and quotas."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from penstock.compute.model import Sku
+from penstock.kit.db import Reader, Row, Tx
+
+_FIELDS: Final = tuple(Sku.__dataclass_fields__)
+_COLUMNS: Final = ", ".join(_FIELDS)
+
+
+def _of_row(row: Row) -> Sku:
+    values: dict[str, Any] = {name: row[name] for name in _FIELDS}
+    values["gpu_counts"] = tuple(row["gpu_counts"])
+    return Sku(**values)
+
+
+async def sku(conn: Reader, name: str) -> Sku | None:
+    """One offer."""
+    row = await conn.fetchrow(f"select {_COLUMNS} from compute.skus where name = $1", name)  # noqa: S608
+    return _of_row(row) if row else None
+
+
+async def skus(conn: Reader, *, after: str, limit: int) -> Sequence[Sku]:
+    """The offers, by name."""
+    rows = await conn.fetch(
+        f"select {_COLUMNS} from compute.skus where name > $1 order by name limit $2",  # noqa: S608
+        after,
+        limit,
+    )
+    return [_of_row(row) for row in rows]
+
+
+async def put_sku(tx: Tx, offer: Sku) -> None:
+    """Define or change an offer."""
+    values = [getattr(offer, name) for name in _FIELDS]
+    marks = ", ".join(f"${n}" for n in range(1, len(values) + 1))
+    updates = ", ".join(f"{name} = excluded.{name}" for name in _FIELDS if name != "name")
+    await tx.execute(
+        f"insert into compute.skus ({_COLUMNS}) values ({marks})"  # noqa: S608
+        f" on conflict (name) do update set {updates}, updated_at = now()",
+        *values,
+    )
+
+
+async def lock_quota(tx: Tx, project_id: str, *, gpus_max_default: int) -> tuple[int, int]:
+    """(limit, used) of the project, with its quota locked so that creates count one by one."""
+    await tx.execute(
+        "insert into compute.quotas (project_id) values ($1) on conflict (project_id) do nothing", project_id
+    )
+    limit = await tx.fetchval("select gpus_max from compute.quotas where project_id = $1 for update", project_id)
+    used = await tx.fetchval("select gpus_used from compute.quota_use where project_id = $1", project_id)
+    return gpus_max_default if limit is None else limit, used or 0
+
+
+async def quota(conn: Reader, project_id: str, *, gpus_max_default: int) -> tuple[int, int]:
+    """(limit, used) of the project."""
+    row = await conn.fetchrow(
+        "select (select gpus_max from compute.quotas where project_id = $1) as gpus_max,"
+        " (select gpus_used from compute.quota_use where project_id = $1) as gpus_used",
+        project_id,
+    )
+    assert row is not None
+    return gpus_max_default if row["gpus_max"] is None else row["gpus_max"], row["gpus_used"] or 0
+
+
+async def put_quota(tx: Tx, project_id: str, gpus_max: int) -> None:
+    """Set the limit."""
+    await tx.execute(
+        "insert into compute.quotas (project_id, gpus_max) values ($1, $2)"
+        " on conflict (project_id) do update set gpus_max = excluded.gpus_max, updated_at = now()",
+        project_id,
+        gpus_max,
+    )

@@ -1,0 +1,239 @@
+"""What the loops of the worker look for: rows that nobody drives, that are overdue, or that wait for capacity.
+
+Database time decides, and `for update skip locked` lets any number of workers share the work.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from penstock.compute.model import Allocation, State
+from penstock.compute.store.allocations import of_row
+from penstock.kit.db import Reader, Tx
+
+_MOVING: Final = "state in ('provisioning', 'releasing') or state = 'requested' and node_id is not null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What a saga checks while it waits."""
+
+    state: State
+    fence: int
+    overdue: bool
+
+
+async def touch(conn: Reader, allocation_id: str) -> Pulse | None:
+    """Note that a saga is at work on it, and look whether it still should be."""
+    row = await conn.fetchrow(
+        "update compute.allocations set driven_at = clock_timestamp() where id = $1"
+        " returning state, fence, coalesce(deadline_at < clock_timestamp(), false) as overdue",
+        allocation_id,
+    )
+    return Pulse(state=State(row["state"]), fence=row["fence"], overdue=row["overdue"]) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class Undriven:
+    """An allocation that no saga works on. `stuck` when being asked has not helped for long."""
+
+    id: str
+    stuck: bool
+
+
+async def take_undriven(tx: Tx, *, fresh_s: float, idle_s: float, stuck_s: float, limit: int) -> Sequence[Undriven]:
+    """Rows not at rest that no saga touched lately; `fresh_s` is for those that none has touched at all.
+
+    `asked_at` keeps other workers from asking for the same row at once.
+    """
+    rows = await tx.fetch(
+        f"""
+        update compute.allocations set asked_at = clock_timestamp() where id in (
+            select id from compute.allocations
+            where deadline_at is not null and ({_MOVING})
+                and (driven_at is null and changed_at < clock_timestamp() - make_interval(secs => $1)
+                    or driven_at < clock_timestamp() - make_interval(secs => $2))
+                and (asked_at is null or asked_at < clock_timestamp() - make_interval(secs => $2))
+            order by changed_at limit $4 for update skip locked)
+        returning id, greatest(driven_at, changed_at) < clock_timestamp() - make_interval(secs => $3) as stuck
+        """,  # noqa: S608
+        fresh_s,
+        idle_s,
+        stuck_s,
+        limit,
+    )
+    return [Undriven(row["id"], row["stuck"]) for row in rows]
+
+
+async def overdue_requests(tx: Tx, limit: int) -> Sequence[Allocation]:
+    """Requests past their deadline, locked."""
+    rows = await tx.fetch(
+        "select * from compute.allocations where state = 'requested' and deadline_at < clock_timestamp()"
+        " order by deadline_at limit $1 for update skip locked",
+        limit,
+    )
+    return [of_row(row) for row in rows]
+
+
+async def take_overdue(tx: Tx, *, pause_s: float, limit: int) -> Sequence[str]:
+    """Allocations past their deadline that only their saga may end; the same one again after `pause_s`."""
+    rows = await tx.fetch(
+        """
+        update compute.allocations set asked_at = clock_timestamp() where id in (
+            select id from compute.allocations
+            where state in ('provisioning', 'releasing') and deadline_at < clock_timestamp()
+                and (asked_at is null or asked_at < clock_timestamp() - make_interval(secs => $1))
+            order by deadline_at limit $2 for update skip locked)
+        returning id
+        """,
+        pause_s,
+        limit,
+    )
+    return [row["id"] for row in rows]
+
+
+async def waiting(conn: Reader, limit: int) -> Sequence[str]:
+    """Waiting requests in the order in which capacity is offered: one per project and round, the project that was
+    served longest ago first; within a project the oldest first."""
+    rows = await conn.fetch(
+        """
+        with queue as (
+            select id, project_id, created_at,
+                row_number() over (partition by project_id order by created_at, id) as round
+            from compute.allocations where state = 'requested' and node_id is null
+        )
+        select q.id from queue q
+        left join lateral (
+            select placed_at from compute.allocations a
+            where a.project_id = q.project_id and placed_at is not null order by placed_at desc limit 1
+        ) served on true
+        order by q.round, served.placed_at nulls first, q.created_at, q.id limit $1
+        """,
+        limit,
+    )
+    return [row["id"] for row in rows]
+
+
+async def take_waiting(tx: Tx, allocation_id: str) -> Allocation | None:
+    """A request that still waits, locked; none when it does not, or another worker has it."""
+    row = await tx.fetchrow(
+        "select * from compute.allocations where id = $1 and state = 'requested' and node_id is null"
+        " and deadline_at >= clock_timestamp() for update skip locked",
+        allocation_id,
+    )
+    return of_row(row) if row else None
+
+
+async def waiting_ahead(conn: Reader, *, sku: str, gpus: int) -> int:
+    """How many requests of this shape wait already."""
+    return await conn.fetchval(
+        "select count(*) from compute.allocations where state = 'requested' and node_id is null"
+        " and sku = $1 and gpus = $2",
+        sku,
+        gpus,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """An active allocation whose unit has ended by itself."""
+
+    id: str
+    exit_code: int | None
+    exit_class: str
+
+
+async def exited(conn: Reader, limit: int) -> Sequence[Exited]:
+    """Active allocations whose node reports that their unit has exited."""
+    rows = await conn.fetch(
+        "select a.id, u.exit_code, u.exit_class from compute.allocations a"
+        " join fleet.units u on u.unit_id = a.unit_id and u.node_id = a.node_id"
+        " where a.state = 'active' and u.state = 'exited' order by a.id limit $1",
+        limit,
+    )
+    return [Exited(id=row["id"], exit_code=row["exit_code"], exit_class=row["exit_class"]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreported:
+    """An active allocation whose unit is on no list of its node."""
+
+    id: str
+    node_id: str
+    active_at: datetime
+
+
+async def unreported(conn: Reader, limit: int) -> Sequence[Unreported]:
+    """Active allocations without a report; the node may not have had time to make one."""
+    rows = await conn.fetch(
+        "select id, node_id, active_at from compute.allocations a where state = 'active' and not exists"
+        " (select 1 from fleet.units u where u.unit_id = a.unit_id and u.node_id = a.node_id)"
+        " order by active_at limit $1",
+        limit,
+    )
+    return [Unreported(id=row["id"], node_id=row["node_id"], active_at=row["active_at"]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orphan:
+    """A unit that no living allocation owns on that node. `minute` is the database's: one order to stop for each."""
+
+    unit_id: str
+    node_id: str
+    allocation_id: str | None
+    fence: int
+    minute: int
+
+
+async def orphans(conn: Reader, *, grace_s: float, limit: int) -> Sequence[Orphan]:
+    """Units reported well after their allocation ended, or that never had one here."""
+    rows = await conn.fetch(
+        """
+        select u.unit_id, u.node_id, a.id as allocation_id, coalesce(a.fence, 0) as fence,
+            floor(extract(epoch from clock_timestamp()) / 60)::bigint as minute
+        from fleet.units u
+        left join compute.allocations a on a.unit_id = u.unit_id
+        where u.since < clock_timestamp() - make_interval(secs => $1)
+            and (a.id is null or a.node_id is distinct from u.node_id
+                or a.ended_at < u.reported_at - make_interval(secs => $1))
+        order by u.unit_id limit $2
+        """,
+        grace_s,
+        limit,
+    )
+    return [Orphan(**dict(row)) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreleased:
+    """An allocation whose release has failed so many times, the last time so long ago."""
+
+    id: str
+    node_id: str
+    failures: int
+    since_s: float
+
+
+async def unreleased(conn: Reader, limit: int) -> Sequence[Unreleased]:
+    """Failed releases, the longest ago first."""
+    rows = await conn.fetch(
+        """
+        select a.id, a.node_id, extract(epoch from clock_timestamp() - a.changed_at)::float8 as since_s,
+            (select count(*) from compute.timeline t
+             where t.allocation_id = a.id and t.state = 'release_failed')::int as failures
+        from compute.allocations a where a.state = 'release_failed' and a.node_id is not null
+        order by a.changed_at limit $1
+        """,
+        limit,
+    )
+    return [
+        Unreleased(id=row["id"], node_id=row["node_id"], failures=row["failures"], since_s=row["since_s"])
+        for row in rows
+    ]
+
+
+async def counts(conn: Reader) -> dict[str, int]:
+    """How many allocations are in each state."""
+    rows = await conn.fetch("select state, count(*) as n from compute.allocations group by state")
+    return {row["state"]: row["n"] for row in rows}

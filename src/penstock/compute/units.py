@@ -1,0 +1,28 @@
+"""Where an allocation's unit runs, for access (its Protocol `Units`)."""
+
+from dataclasses import dataclass
+
+from penstock.compute.model import State
+from penstock.compute.store import allocations
+from penstock.kit.db import Reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitAddress:
+    """A unit and the ports that its owner opened."""
+
+    node_id: str
+    unit_id: str
+    state: State
+    ports: tuple[int, ...]
+
+
+class Units:
+    """Compute's answer."""
+
+    async def find(self, conn: Reader, *, project_id: str, allocation_id: str) -> UnitAddress | None:
+        """The unit of an allocation of this project; none while it has no node."""
+        found = await allocations.in_project(conn, project_id, allocation_id)
+        if found is None or found.node_id is None:
+            return None
+        return UnitAddress(node_id=found.node_id, unit_id=found.unit_id, state=found.state, ports=tuple(found.ports))

@@ -1,0 +1,58 @@
+"""Slots that could not be proved clean are blocked, and come back only when somebody has looked."""
+
+from collections.abc import Sequence
+
+from penstock.fleet.errors import AbsenceNotVerified, SlotHeld, SlotNotBlocked
+from penstock.fleet.model import Slot, SlotHealth
+from penstock.fleet.ports import Claims
+from penstock.fleet.store import slots as slot_rows
+from penstock.kit import audit
+from penstock.kit.caller import Caller
+from penstock.kit.db import Reader, Tx
+from penstock.kit.errors import NotFound
+from penstock.wire import subjects
+
+
+async def block(tx: Tx, slot_ids: Sequence[str], reason: str) -> None:
+    """Take these out of the pool until `force_cleanup`; blocked ones stay as they are."""
+    await slot_rows.block(tx, slot_ids, reason)
+
+
+async def unblock(tx: Tx, slot_ids: Sequence[str]) -> None:
+    """Give these back: a later cleanup proved them clean. Those that are not blocked stay as they are."""
+    await slot_rows.unblock_proved(tx, slot_ids)
+
+
+async def of_nodes(conn: Reader, node_ids: Sequence[str]) -> list[Slot]:
+    """All slots of these nodes."""
+    return await slot_rows.of_nodes(conn, node_ids)
+
+
+async def force_cleanup(
+    tx: Tx,
+    caller: Caller,
+    claims: Claims,
+    *,
+    node_id: str,
+    slot_id: str,
+    runtime_verified_absent: bool,
+    reason: str,
+) -> Slot:
+    """Give a blocked slot back on an operator's word that nothing of the last tenant runs there."""
+    caller.require("nodes.write")
+    slot = await slot_rows.lock(tx, slot_id)
+    if slot is None or slot.node_id != node_id:
+        raise NotFound("no slot with this id on this node")
+    if not runtime_verified_absent:
+        raise AbsenceNotVerified(
+            "runtime_verified_absent: must be true; look at the node first", field="runtime_verified_absent"
+        )
+    if slot.health is not SlotHealth.CLEANUP_BLOCKED:
+        raise SlotNotBlocked(f"the slot is {slot.health}, not {SlotHealth.CLEANUP_BLOCKED}")
+    if holder := (await claims.holders(tx, [node_id])).get(slot_id):
+        raise SlotHeld(f"allocation {holder} still holds the slot; release it first")
+    cleaned = await slot_rows.unblock(tx, slot_id)
+    detail = {"node_id": node_id, "gpu_uuid": slot.gpu_uuid, "blocked": slot.health_detail, "reason": reason}
+    await audit.record(tx, caller.actor, "slots.force_cleanup", slot_id, detail=detail)
+    tx.hint(subjects.CAPACITY)
+    return cleaned

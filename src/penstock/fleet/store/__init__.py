@@ -1,0 +1,1 @@
+"""All SQL of the fleet, by what it is about. Private to the domain."""

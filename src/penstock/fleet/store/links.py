@@ -1,0 +1,110 @@
+"""Which gateway holds which node's link, the nodes' heartbeats, and the units that they report. All set-based: one
+statement serves every link of a gateway."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.kit.db import Reader, Tx
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkKey:
+    """One live connection of a node."""
+
+    node_id: str
+    link_id: str
+    serial: str
+
+
+async def upsert(tx: Tx, key: LinkKey, *, gateway_id: str, address: str) -> None:
+    """From now on this is the node's link."""
+    await tx.execute(
+        "insert into fleet.links (node_id, link_id, gateway_id, address, serial) values ($1, $2, $3, $4, $5)"
+        " on conflict (node_id) do update set link_id = excluded.link_id, gateway_id = excluded.gateway_id,"
+        " address = excluded.address, serial = excluded.serial, connected_at = now()",
+        key.node_id,
+        key.link_id,
+        gateway_id,
+        address,
+        key.serial,
+    )
+
+
+async def remove(conn: Reader, key: LinkKey) -> None:
+    """The connection ended; a newer one of the same node stays."""
+    await conn.execute("delete from fleet.links where node_id = $1 and link_id = $2", key.node_id, key.link_id)
+
+
+async def current(conn: Reader, keys: Sequence[LinkKey]) -> set[str]:
+    """The ids of those links that no newer one has superseded."""
+    rows = await conn.fetch(
+        "select l.link_id from unnest($1::text[], $2::text[]) k(node_id, link_id)"
+        " join fleet.links l on l.node_id = k.node_id and l.link_id = k.link_id",
+        [key.node_id for key in keys],
+        [key.link_id for key in keys],
+    )
+    return {row["link_id"] for row in rows}
+
+
+async def find_gateway(conn: Reader, node_id: str) -> str | None:
+    """The address of the gateway that holds the node's link."""
+    return await conn.fetchval("select address from fleet.links where node_id = $1", node_id)
+
+
+_BEAT = """
+insert into fleet.heartbeats (node_id, at, skew_s)
+select b.node_id, clock_timestamp(), b.skew_s
+  from unnest($1::text[], $2::text[], $3::float8[]) b(node_id, link_id, skew_s)
+  join fleet.links l on l.node_id = b.node_id and l.link_id = b.link_id
+  join fleet.certificates c on c.serial = l.serial and c.revoked_at is null
+ order by b.node_id
+on conflict (node_id) do update set at = excluded.at, skew_s = excluded.skew_s
+returning node_id, at
+"""
+
+
+async def beat(tx: Tx, beats: Sequence[tuple[str, str, float]]) -> dict[str, datetime]:
+    """(node, link, skew) of many nodes at once. Only current links with good certificates count; these are returned."""
+    nodes, links, skews = ([beat[place] for beat in beats] for place in range(3))
+    return {row["node_id"]: row["at"] for row in await tx.fetch(_BEAT, nodes, links, skews)}
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRow:
+    """A unit as its node reports it."""
+
+    node_id: str
+    unit_id: str
+    state: str
+    exit_code: int | None
+    exit_class: str
+
+
+_ABSENT = """
+delete from fleet.unit_reports u
+ where u.node_id = any($1)
+   and not exists (select 1 from unnest($2::text[], $3::text[]) r(node_id, unit_id)
+                    where r.node_id = u.node_id and r.unit_id = u.unit_id)
+"""
+_PRESENT = """
+insert into fleet.unit_reports as u (node_id, unit_id, state, exit_code, exit_class)
+select * from unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[])
+on conflict (node_id, unit_id) do update
+   set state = excluded.state, exit_code = excluded.exit_code, exit_class = excluded.exit_class, since = now()
+ where (u.state, u.exit_code, u.exit_class) is distinct from (excluded.state, excluded.exit_code, excluded.exit_class)
+"""
+
+
+async def replace_units(tx: Tx, node_ids: Sequence[str], units: Sequence[UnitRow]) -> None:
+    """These are all units of these nodes."""
+    nodes, ids = [unit.node_id for unit in units], [unit.unit_id for unit in units]
+    await tx.execute(_ABSENT, list(node_ids), nodes, ids)
+    await tx.execute(
+        _PRESENT,
+        nodes,
+        ids,
+        [unit.state for unit in units],
+        [unit.exit_code for unit in units],
+        [unit.exit_class for unit in units],
+    )

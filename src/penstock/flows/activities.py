@@ -1,0 +1,273 @@
+"""What the saga of an allocation does, as activities over compute and fleet. Load, act, apply: no transaction is open
+while a node is waited for."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from temporalio import activity
+
+from penstock.compute.model import Allocation, State
+from penstock.compute.service import advance
+from penstock.compute.service.advance import Advance, Situation
+from penstock.compute.service.advance import Verdict as Moved
+from penstock.fleet import nodes
+from penstock.fleet.errors import StaleFence
+from penstock.fleet.model import TaskOutcome, TaskState
+from penstock.fleet.tasks import Tasks
+from penstock.flows.errors import translated
+from penstock.flows.outcomes import Outcomes
+from penstock.flows.steps import Course, Look, Order, Result, Verdict
+from penstock.kit.db import Database, Tx
+from penstock.kit.telemetry import correlated
+from penstock.wire.tasks import UNIT_START, UNIT_STOP, CleanupProof, Limits, UnitStart, UnitStop
+
+POLL_S: Final = 1.0
+
+_PROOFS: Final = ("processes_gone", "cgroup_empty", "scratch_deleted", "gpu_idle", "memory_scrubbed")
+_LATE: Final = "the unit was not ready in time"
+_UNREACHABLE: Final = "the cleanup was not proved: the node is unreachable"
+_LOST: Final = "the cleanup was not proved: the node is lost"
+_DONE: Final = Result(Verdict.DONE)
+_STALE: Final = Result(Verdict.STALE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long nodes have for their tasks."""
+
+    start_s: float = 60.0
+    stop_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A task on its way to a node."""
+
+    task_id: str
+    node_id: str
+
+
+Dispatch: TypeAlias = Callable[[Tx, Order, Situation], Awaitable[Sent | Result]]
+
+
+class Activities:
+    """The saga's actions, with the clients they need."""
+
+    def __init__(self, db: Database, moves: Advance, tasks: Tasks, outcomes: Outcomes, timing: Timing) -> None:
+        self._db = db
+        self._moves = moves
+        self._tasks = tasks
+        self._outcomes = outcomes
+        self._timing = timing
+
+    def all(self) -> Sequence[Callable[..., Any]]:
+        """What the worker registers."""
+        return [
+            self.look,
+            self.start_unit,
+            self.undo_start,
+            self.stop_unit,
+            self.activate,
+            self.condemn,
+            self.fail,
+            self.finish,
+            self.abandon,
+        ]
+
+    @activity.defn
+    @translated
+    async def look(self, allocation_id: str) -> Look:
+        """Read the row; a placed request starts provisioning with that."""
+        async with self._db.transaction() as tx:
+            row = await self._moves.begin(tx, allocation_id)
+        if row is None:
+            return Look(Course.REST, "", 0)
+        return Look(_course(row), row.state, row.fence)
+
+    @activity.defn
+    @translated
+    async def start_unit(self, order: Order) -> Result:
+        """Ask the node to start the unit, and wait until it is ready."""
+        sent = await self._send(order, self._start)
+        if not isinstance(sent, Sent):
+            return sent
+        outcome = await self._wait(order, sent, until_overdue=True)
+        if not isinstance(outcome, TaskOutcome):
+            return outcome
+        return _DONE if outcome.succeeded else Result(Verdict.FAILED, _why("the unit did not start", outcome))
+
+    @activity.defn
+    @translated
+    async def undo_start(self, order: Order) -> Result:
+        """Stop whatever was started. A node that does not answer is not waited for."""
+        return await self._stop_and_prove(order, wait_for_node=False)
+
+    @activity.defn
+    @translated
+    async def stop_unit(self, order: Order) -> Result:
+        """Stop the unit and have the node prove that nothing of it is left."""
+        return await self._stop_and_prove(order, wait_for_node=True)
+
+    @activity.defn
+    @translated
+    async def activate(self, order: Order) -> Result:
+        """provisioning → active."""
+        async with self._db.transaction() as tx:
+            return _moved(await self._moves.activate(tx, order.allocation_id, order.fence))
+
+    @activity.defn
+    @translated
+    async def condemn(self, order: Order) -> Result:
+        """From now on the provisioning is being undone."""
+        async with self._db.transaction() as tx:
+            return _moved(await self._moves.condemn(tx, order.allocation_id, order.fence, order.reason))
+
+    @activity.defn
+    @translated
+    async def fail(self, order: Order) -> Result:
+        """provisioning → failed; `reason` says what could not be proved clean."""
+        async with self._db.transaction() as tx:
+            return _moved(await self._moves.fail(tx, order.allocation_id, unproved=order.reason))
+
+    @activity.defn
+    @translated
+    async def finish(self, order: Order) -> Result:
+        """releasing → released."""
+        async with self._db.transaction() as tx:
+            return _moved(await self._moves.finish(tx, order.allocation_id, order.fence))
+
+    @activity.defn
+    @translated
+    async def abandon(self, order: Order) -> Result:
+        """releasing → release_failed."""
+        async with self._db.transaction() as tx:
+            return _moved(await self._moves.abandon(tx, order.allocation_id, order.fence, why=order.reason))
+
+    async def _stop_and_prove(self, order: Order, *, wait_for_node: bool) -> Result:
+        sent = await self._send(order, self._stop)
+        if not isinstance(sent, Sent):
+            return sent
+        outcome = await self._wait(order, sent, wait_for_node=wait_for_node)
+        if not isinstance(outcome, TaskOutcome):
+            return outcome
+        problem = _unproved(outcome)
+        return Result(Verdict.FAILED, problem) if problem else _DONE
+
+    async def _send(self, order: Order, dispatch: Dispatch) -> Sent | Result:
+        """Dispatch under the row's lock, so that nothing is started after a release has begun."""
+        try:
+            async with self._db.transaction() as tx:
+                found = await advance.situation(tx, order.allocation_id, order.fence)
+                if found is None:
+                    return _STALE
+                with correlated(found.allocation.correlation_id, allocation_id=order.allocation_id):
+                    return await dispatch(tx, order, found)
+        except StaleFence:
+            return _STALE
+
+    async def _start(self, tx: Tx, order: Order, found: Situation) -> Sent | Result:
+        unit = found.allocation
+        if unit.state is not State.PROVISIONING or unit.failing or unit.node_id is None:
+            return _STALE
+        if found.overdue:
+            return Result(Verdict.FAILED, _LATE)
+        params = UnitStart(
+            unit_id=unit.unit_id,
+            image=unit.image,
+            gpu_uuids=[claim.gpu_uuid for claim in found.claims],
+            limits=Limits(
+                memory_bytes=unit.memory_bytes,
+                processes_max=unit.processes_max,
+                cpus=unit.cpus,
+                scratch_bytes=unit.scratch_bytes,
+            ),
+            env=dict(unit.env),
+            command=list(unit.command),
+        )
+        task_id = await self._tasks.dispatch(
+            tx,
+            node_id=unit.node_id,
+            type=UNIT_START,
+            allocation_id=unit.id,
+            fence=order.fence,
+            params=params,
+            dedupe_key=f"{unit.id}/start/{order.fence}",
+            expires_s=self._timing.start_s,
+        )
+        return Sent(task_id=task_id, node_id=unit.node_id)
+
+    async def _stop(self, tx: Tx, order: Order, found: Situation) -> Sent | Result:
+        unit = found.allocation
+        if unit.node_id is None:
+            return _DONE
+        task_id = await self._tasks.dispatch(
+            tx,
+            node_id=unit.node_id,
+            type=UNIT_STOP,
+            allocation_id=unit.id,
+            fence=order.fence,
+            params=UnitStop(unit_id=unit.unit_id, gpu_uuids=[claim.gpu_uuid for claim in found.claims]),
+            dedupe_key=f"{unit.id}/stop/{order.fence}/{order.attempt}",
+            expires_s=self._timing.stop_s,
+        )
+        return Sent(task_id=task_id, node_id=unit.node_id)
+
+    async def _wait(
+        self, order: Order, sent: Sent, *, until_overdue: bool = False, wait_for_node: bool = True
+    ) -> TaskOutcome | Result:
+        """The task's outcome, or why it is no longer waited for."""
+        with self._outcomes.waiting(sent.task_id) as arrived:
+            while True:
+                arrived.clear()
+                async with self._db.read() as conn:
+                    if outcome := await self._tasks.outcome(conn, sent.task_id):
+                        return outcome
+                activity.heartbeat()
+                try:
+                    await asyncio.wait_for(arrived.wait(), POLL_S)
+                except TimeoutError:
+                    if over := await self._given_up(order, sent, until_overdue, wait_for_node):
+                        return over
+
+    async def _given_up(self, order: Order, sent: Sent, until_overdue: bool, wait_for_node: bool) -> Result | None:
+        """A second has passed: does the row still ask for this, and can the node still answer?"""
+        async with self._db.read() as conn:
+            pulse = await advance.pulse(conn, order.allocation_id)
+            if pulse is None or pulse.fence != order.fence:
+                return _STALE
+            if until_overdue and pulse.overdue:
+                return Result(Verdict.FAILED, _LATE)
+            if not wait_for_node and not await nodes.reachable(conn, sent.node_id):
+                return Result(Verdict.HOPELESS, _UNREACHABLE)
+            if sent.node_id in await nodes.lost(conn):
+                return Result(Verdict.HOPELESS, _LOST)
+        return None
+
+
+def _course(row: Allocation) -> Course:
+    if row.state is State.PROVISIONING:
+        return Course.UNDO if row.failing else Course.PROVISION
+    return Course.RELEASE if row.state is State.RELEASING else Course.REST
+
+
+def _moved(verdict: Moved) -> Result:
+    return _DONE if verdict is Moved.DONE else _STALE
+
+
+def _why(what: str, outcome: TaskOutcome) -> str:
+    if outcome.state is TaskState.EXPIRED:
+        return f"{what}: the node did not answer in time"
+    return f"{what}: {outcome.detail or outcome.error_code or outcome.state}"
+
+
+def _unproved(outcome: TaskOutcome) -> str:
+    """What is missing from the proof; nothing when the node proved it clean."""
+    if not outcome.succeeded:
+        return _why("the cleanup was not proved", outcome)
+    proof = outcome.decode(CleanupProof)
+    if proof.clean:
+        return ""
+    missing = [name.replace("_", " ") for name in _PROOFS if not getattr(proof, name)]
+    return f"the cleanup was not proved: not {', not '.join(missing)}" + (f" ({proof.detail})" if proof.detail else "")

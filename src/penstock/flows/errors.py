@@ -1,0 +1,53 @@
+"""Failures as Temporal sees them; the only translation of kinds into `ApplicationError`."""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Final, ParamSpec, TypeVar
+
+import asyncpg
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from penstock.kit.errors import Kind, PenstockError, StaleRow, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Trying again may help; everything else fails the same way again.
+RETRYABLE: Final = frozenset({Kind.UNAVAILABLE, Kind.EXHAUSTED})
+_DATABASE_AWAY: Final = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.QueryCanceledError,
+)
+
+
+def application_error(error: PenstockError) -> ApplicationError:
+    """The same failure for a workflow; its type is our code."""
+    retryable = error.kind in RETRYABLE or isinstance(error, StaleRow)
+    return ApplicationError(error.detail, type=error.code, non_retryable=not retryable)
+
+
+def translated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """An activity that raises `ApplicationError` for expected failures and for a database that is away."""
+
+    @wraps(function)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await function(*args, **kwargs)
+        except PenstockError as error:
+            raise application_error(error) from error
+        except _DATABASE_AWAY as error:
+            raise application_error(Unavailable(f"the database cannot be reached: {error!r}")) from error
+
+    return call
+
+
+def is_outage(error: ActivityError) -> bool:
+    """Whether the activity failed only because something was away: no verdict on the step itself."""
+    return isinstance(error.cause, ApplicationError) and error.cause.type == Unavailable.code

@@ -1,0 +1,125 @@
+"""The loops that keep rows and the world together. They take no input: an event or a timer only wakes them.
+
+Any number of workers run them at once. Those that concern sagas only start or wake them; those that concern nodes and
+units ask compute for releases, which are idempotent.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.compute.model import State
+from penstock.compute.service.release import Release
+from penstock.compute.service.watch import Exited, Orphan, Watch
+from penstock.fleet import nodes
+from penstock.fleet.tasks import Tasks
+from penstock.flows.sagas import Sagas
+from penstock.kit import audit
+from penstock.kit.db import Database
+from penstock.kit.ids import new_id
+from penstock.kit.telemetry import correlated, logger
+from penstock.wire.tasks import UNIT_STOP, UnitStop
+
+_log = logger(__name__)
+_ACTOR: Final = audit.system("reconciler")
+_ORPHAN_STOP_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SagaKeeper:
+    """Sees to it that every row that is not at rest has a saga at work on it."""
+
+    watch: Watch
+    sagas: Sagas
+
+    async def undriven(self) -> None:
+        """Start again what was lost, with its hint, its worker or the whole of Temporal."""
+        for found in await self.watch.undriven():
+            if found.stuck:
+                _log.warning("saga_replaced", allocation_id=found.id)
+                await self.sagas.replace(found.id)
+            else:
+                await self.sagas.drive(found.id)
+
+    async def overdue(self) -> None:
+        """Wake the sagas of rows past their deadline."""
+        for allocation_id in await self.watch.overdue():
+            await self.sagas.drive(allocation_id)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKeeper:
+    """Releases what can no longer run, and stops what nobody owns."""
+
+    db: Database
+    watch: Watch
+    release: Release
+    tasks: Tasks
+
+    async def lost_nodes(self) -> None:
+        """Nothing runs on a lost node; it is paid for until the last heartbeat."""
+        async with self.db.read() as conn:
+            lost = [(node_id, await nodes.last_heartbeat_at(conn, node_id)) for node_id in await nodes.lost(conn)]
+        for node_id, ended_at in lost:
+            async with self.db.transaction() as tx:
+                await self.release.node(tx, _ACTOR, node_id, "the node is lost", ended_at=ended_at)
+
+    async def draining_nodes(self) -> None:
+        """What runs on a draining node leaves."""
+        async with self.db.read() as conn:
+            draining = await nodes.draining(conn)
+        for node_id in draining:
+            async with self.db.transaction() as tx:
+                await self.release.node(tx, _ACTOR, node_id, "the node is draining", ended_at=None)
+
+    async def exited_units(self) -> None:
+        """A unit that has ended by itself gives its GPUs back."""
+        for found in await self.watch.exited():
+            await self._release(found.id, _exit_reason(found))
+
+    async def missing_units(self) -> None:
+        """A unit that its node no longer knows is gone, once the node has had time to report it."""
+        for found in await self.watch.unreported():
+            async with self.db.read() as conn:
+                heard = await nodes.last_heartbeat_at(conn, found.node_id)
+                answers = await nodes.reachable(conn, found.node_id)
+            if answers and heard and (heard - found.active_at).total_seconds() > self.watch.patience.report_s:
+                await self._release(found.id, "the unit is gone from its node")
+
+    async def failed_releases(self) -> None:
+        """Try again, ever more seldom, while the node answers."""
+        for found in await self.watch.unreleased():
+            async with self.db.read() as conn:
+                answers = await nodes.reachable(conn, found.node_id)
+            if answers:
+                await self._release(found.id, "trying again to release", only_if=State.RELEASE_FAILED)
+
+    async def orphan_units(self) -> None:
+        """Stop units that no living allocation owns."""
+        for orphan in await self.watch.orphans():
+            _log.warning("orphan_unit", unit_id=orphan.unit_id, node_id=orphan.node_id)
+            await self._stop_orphan(orphan)
+
+    async def _stop_orphan(self, orphan: Orphan) -> None:
+        async with self.db.transaction() as tx:
+            await self.tasks.dispatch(
+                tx,
+                node_id=orphan.node_id,
+                type=UNIT_STOP,
+                allocation_id=orphan.allocation_id,
+                fence=orphan.fence,
+                params=UnitStop(unit_id=orphan.unit_id, gpu_uuids=[]),
+                dedupe_key=f"orphan/{orphan.node_id}/{orphan.unit_id}/{orphan.minute}",
+                expires_s=_ORPHAN_STOP_S,
+            )
+
+    async def _release(self, allocation_id: str, reason: str, *, only_if: State = State.ACTIVE) -> None:
+        with correlated(new_id("cor"), allocation_id=allocation_id):
+            async with self.db.transaction() as tx:
+                await self.release.by_system(tx, _ACTOR, allocation_id, reason, only_if=only_if)
+
+
+def _exit_reason(found: Exited) -> str:
+    if found.exit_class == "oom":
+        return "the unit ran out of memory"
+    code = "" if found.exit_code is None else f" with code {found.exit_code}"
+    return f"the unit was killed{code}" if found.exit_class == "killed" else f"the unit exited{code}"

@@ -1,0 +1,246 @@
+"""What happens to a request before any route sees it, as one ASGI layer around the application.
+
+It refuses ambiguous requests (bad Host, Transfer-Encoding, too large a body), gives every request a correlation id that
+is echoed and logged, reads the few headers that the rest needs in one pass, and bounds the body in size and time.
+"""
+
+import asyncio
+import ipaddress
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import msgspec
+from litestar import Request
+from litestar.types import ASGIApp, Empty, Message, Receive, Scope, Send
+from prometheus_client import Histogram
+
+from penstock.kit import jsonbody
+from penstock.kit.errors import Invalid
+from penstock.kit.ids import new_id
+from penstock.kit.telemetry import correlated
+from penstock.wire.rest import ErrorBody, ErrorDetail
+
+BODY_BYTES_MAX: Final = 1 << 20
+BODY_TIMEOUT_S: Final = 8.0
+
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
+_CORRELATION: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_seconds = Histogram(
+    "penstock_http_request_seconds",
+    "Requests by method and status",
+    ["method", "status"],
+    buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
+)
+_decoders: dict[object, msgspec.json.Decoder[Any]] = {}
+
+Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+
+
+class Rejected(Exception):
+    """A request that HTTP itself has a status for; `close` ends the connection with the answer."""
+
+    def __init__(self, status: int, code: str, message: str, *, close: bool = True) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.close = close
+
+
+@dataclass(slots=True)
+class Head:
+    """The headers that matter, read once."""
+
+    client: str = ""
+    host: bytes | None = None
+    authorization: str | None = None
+    project: str | None = None
+    content_type: bytes = b""
+    content_length: bytes | None = None
+    transfer_encoding: bool = False
+    forwarded_for: bytes | None = None
+    correlation_id: str = ""
+    repeated: bool = False
+
+
+def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
+    """One pass over the headers. What may not come twice and does is noted."""
+    head = Head()
+    for name, value in headers:
+        if name == b"host":
+            head.repeated |= head.host is not None
+            head.host = value
+        elif name == b"authorization":
+            head.repeated |= head.authorization is not None
+            head.authorization = value.decode("latin-1")
+        elif name == b"penstock-project":
+            head.project = value.decode("latin-1")
+        elif name == b"content-type":
+            head.content_type = value
+        elif name == b"content-length":
+            head.repeated |= head.content_length is not None
+            head.content_length = value
+        elif name == b"transfer-encoding":
+            head.transfer_encoding = True
+        elif name == b"x-forwarded-for":
+            head.forwarded_for = value
+        elif name == b"x-correlation-id" and _CORRELATION.fullmatch(value):
+            head.correlation_id = value.decode("ascii")
+    return head
+
+
+def rejection(head: Head) -> Rejected | None:
+    """Why this request is refused before routing, if it is."""
+    if head.host is None or not _HOST.fullmatch(head.host):
+        return Rejected(400, "invalid_request", "bad Host header")
+    if head.repeated:
+        return Rejected(400, "invalid_request", "Host, Authorization and Content-Length may come once only")
+    if head.transfer_encoding:
+        return Rejected(400, "invalid_request", "Transfer-Encoding is not accepted; send Content-Length")
+    length = head.content_length
+    if length is not None and (not length.isdigit() or len(length) > 18):
+        return Rejected(400, "invalid_request", "bad Content-Length")
+    if length is not None and int(length) > BODY_BYTES_MAX:
+        return too_large()
+    return None
+
+
+def too_large() -> Rejected:
+    """413."""
+    return Rejected(413, "payload_too_large", f"body: max {BODY_BYTES_MAX} bytes")
+
+
+def client_address(peer: str, forwarded_for: bytes | None, trusted: Networks) -> str:
+    """Who connects: the peer, or, only behind trusted proxies, the nearest untrusted address they report."""
+    if forwarded_for is None or not _within(peer, trusted):
+        return peer
+    nearest = peer
+    for hop in reversed(forwarded_for.decode("latin-1").split(",")):
+        nearest = hop.strip()
+        if not _within(nearest, trusted):
+            break
+    return nearest[:64]
+
+
+def _within(address: str, networks: Networks) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(parsed in network for network in networks)
+
+
+class Edge:
+    """The outermost ASGI layer."""
+
+    def __init__(self, app: ASGIApp, *, trusted_proxies: Sequence[str] = ()) -> None:
+        self._app = app
+        self._trusted = [ipaddress.ip_network(text, strict=False) for text in trusted_proxies]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        head = read_head(scope["headers"])
+        head.client = client_address((scope["client"] or ("",))[0], head.forwarded_for, self._trusted)
+        correlation = head.correlation_id or new_id("cor")
+        cast("dict[str, Any]", scope)["edge"] = head
+        with correlated(correlation):
+            await self._answer(scope, receive, _Sender(send, scope["method"], correlation), rejection(head))
+
+    async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
+        if refused is None:
+            await self._app(scope, receive, sender)
+            return
+        detail = ErrorDetail(code=refused.code, message=refused.message, correlation_id=sender.correlation)
+        body = msgspec.json.encode(ErrorBody(error=detail))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await sender({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await sender({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class _Sender:
+    """Adds what every answer carries, and measures."""
+
+    __slots__ = ("_method", "_send", "_started", "correlation")
+
+    def __init__(self, send: Send, method: str, correlation: str) -> None:
+        self._send = send
+        self._method = method
+        self._started = time.perf_counter()
+        self.correlation = correlation
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [
+                *message["headers"],
+                (b"x-correlation-id", self.correlation.encode()),
+                (b"cache-control", b"no-store"),
+                (b"x-content-type-options", b"nosniff"),
+            ]
+            elapsed = time.perf_counter() - self._started
+            _seconds.labels(self._method, str(message["status"])).observe(elapsed)
+        await self._send(message)
+
+
+class EdgeRequest(Request[Any, Any, Any]):
+    """Reads bodies within bounds and decodes them strictly into the handler's type."""
+
+    __slots__ = ()
+
+    async def body(self) -> bytes:
+        """The whole body, once read."""
+        if self._body is Empty:
+            self._body = self._connection_state.body = await self._read()
+        return self._body
+
+    async def _read(self) -> bytes:
+        declared = "data" in self.route_handler.parsed_fn_signature.parameters
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await read_body(self.receive)
+        except TimeoutError as error:
+            message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+            raise Rejected(408, "request_timeout", message) from error
+        if declared and not body and not self.route_handler.parsed_fn_signature.parameters["data"].has_default:
+            raise Invalid("body required", field="$")
+        return body
+
+    async def json(self) -> Any:
+        """The body as the type of the handler's `data`."""
+        head: Head = cast("dict[str, Any]", self.scope)["edge"]
+        if head.content_type.partition(b";")[0].strip().lower() != b"application/json":
+            raise Rejected(415, "unsupported_media_type", "Content-Type must be application/json", close=False)
+        return jsonbody.decode(await self.body(), self._decoder())
+
+    def _decoder(self) -> msgspec.json.Decoder[Any]:
+        annotation: Any = self.route_handler.parsed_fn_signature.parameters["data"].annotation
+        decoder = _decoders.get(annotation)
+        if decoder is None:
+            decoder = _decoders[annotation] = msgspec.json.Decoder(annotation)
+        return decoder
+
+
+async def read_body(receive: Receive) -> bytes:
+    """All of the body, or Rejected as soon as it is larger than allowed."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Rejected(400, "invalid_request", "the client went away")
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > BODY_BYTES_MAX:
+            raise too_large()
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)

@@ -1,0 +1,319 @@
+"""The HTTP edge of the api: what every route shares.
+
+Routes get `caller`, `once` and `page` injected by name. Authentication is a guard on the whole application, so that a
+route without it cannot exist; the few public ones say `opt={"public": True}`. Every failure leaves in one envelope;
+this is the only place that knows which kind of error is which status.
+"""
+
+import base64
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Protocol, cast
+
+import asyncpg
+import msgspec
+import structlog
+from litestar import Litestar, MediaType, Request, Response
+from litestar.config.cors import CORSConfig
+from litestar.connection import ASGIConnection
+from litestar.di import Provide
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.exceptions.base_exceptions import LitestarDeprecationWarning
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.params import HeaderParameter, QueryParameter
+from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
+
+from penstock.kit import jsonbody
+from penstock.kit.caller import Caller
+from penstock.kit.edge import EdgeRequest, Head, Rejected
+from penstock.kit.errors import Invalid, Kind, NotFound, PenstockError, Unavailable
+from penstock.kit.idempotency import Once
+from penstock.kit.ids import is_id
+from penstock.kit.telemetry import correlation_id, logger
+from penstock.wire.rest import ErrorBody, ErrorDetail
+
+LIMIT_MAX: Final = 200
+LIMIT_DEFAULT: Final = 50
+CURSOR_BYTES_MAX: Final = 1024
+_RETRY_AFTER_S: Final = 5
+
+_log = logger(__name__)
+_encoder = msgspec.json.Encoder()
+
+#: The only translation of kinds into statuses.
+STATUS: Final[Mapping[Kind, int]] = {
+    Kind.INVALID: 400,
+    Kind.UNAUTHENTICATED: 401,
+    Kind.DENIED: 403,
+    Kind.NOT_FOUND: 404,
+    Kind.CONFLICT: 409,
+    Kind.EXHAUSTED: 429,
+    Kind.UNAVAILABLE: 503,
+}
+_CODES: Final = {
+    400: "invalid_request",
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    406: "not_acceptable",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+    429: "exhausted",
+}
+#: Postgres cannot answer now, or chose this transaction as a victim: trying again may help.
+_DATABASE_AWAY: Final = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.QueryCanceledError,
+    ConnectionError,
+    TimeoutError,
+)
+
+
+class Authenticates(Protocol):
+    """Tells who a request comes from."""
+
+    async def authenticate(self, authorization: str | None, project: str | None) -> Caller:
+        """The caller, or Unauthenticated. `project` is what the Penstock-Project header asks for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageQuery:
+    """Which page of a list is asked for."""
+
+    limit: int = LIMIT_DEFAULT
+    cursor: str | None = None
+
+
+def created(body: bytes) -> Response[Any]:
+    """201 with a body that is already encoded."""
+    return Response(content=body, status_code=201, media_type=MediaType.JSON)
+
+
+def encode_cursor(*parts: str | int) -> str:
+    """An opaque cursor. The checksum finds damage; it grants nothing, every query carries the project anyway."""
+    payload = _encoder.encode(parts)
+    return base64.urlsafe_b64encode(_checksum(payload) + payload).rstrip(b"=").decode()
+
+
+def decode_cursor(text: str) -> list[str | int]:
+    """What `encode_cursor` was given, or Invalid."""
+    try:
+        if len(text) > CURSOR_BYTES_MAX:
+            raise ValueError
+        raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        parts = msgspec.json.decode(raw[8:], type=list[str | int])
+    except (ValueError, msgspec.DecodeError) as error:
+        raise Invalid("invalid cursor", field="cursor") from error
+    if encode_cursor(*parts) != text:
+        raise Invalid("invalid cursor", field="cursor")
+    return parts
+
+
+def _checksum(payload: bytes) -> bytes:
+    return hashlib.sha256(b"penstock cursor\0" + payload).digest()[:8]
+
+
+def path_id(prefix: str, text: str) -> str:
+    """The id, or NotFound: nothing can have an id of another shape."""
+    if not is_id(prefix, text):
+        raise NotFound("no object with this id")
+    return text
+
+
+def provide_caller(request: Request[Any, Any, Any]) -> Caller:
+    """Who makes this request; the guard put it there."""
+    return cast("dict[str, Any]", request.scope)["caller"]
+
+
+def provide_credential(request: Request[Any, Any, Any]) -> str:
+    """What the caller proved their identity with; for sealing secrets that only they may read again."""
+    head: Head = cast("dict[str, Any]", request.scope)["edge"]
+    return head.authorization or ""
+
+
+async def provide_once(
+    request: Request[Any, Any, Any],
+    idempotency_key: Annotated[
+        str | None,
+        HeaderParameter(
+            name="Idempotency-Key",
+            required=False,
+            description="Up to 255 printable ASCII characters. The same key and body have one effect and one answer.",
+        ),
+    ] = None,
+) -> Once | None:
+    """The request's Idempotency-Key, bound to who sent it, the route and the body."""
+    if idempotency_key is None:
+        return None
+    scope = cast("dict[str, Any]", request.scope)
+    caller: Caller | None = scope.get("caller")
+    return Once.of(
+        scope=f"{caller.project_id}/{caller.principal_id}" if caller else "public",
+        key=idempotency_key,
+        operation=f"{scope['method']} {scope['path']}",
+        body=await request.body(),
+    )
+
+
+def provide_page(
+    limit: Annotated[int, QueryParameter(ge=1, le=LIMIT_MAX, description="How many at most.")] = LIMIT_DEFAULT,
+    cursor: Annotated[
+        str | None, QueryParameter(required=False, description="`next_cursor` of the page before.")
+    ] = None,
+) -> PageQuery:
+    """The page asked for."""
+    return PageQuery(limit=limit, cursor=cursor)
+
+
+DEPENDENCIES: Final = {
+    "caller": Provide(provide_caller, sync_to_thread=False),
+    "credential": Provide(provide_credential, sync_to_thread=False),
+    "once": Provide(provide_once),
+    "page": Provide(provide_page, sync_to_thread=False),
+}
+
+
+def application(
+    routes: Sequence[ControllerRouterHandler],
+    authenticator: Authenticates,
+    *,
+    openapi: OpenAPIConfig | None = None,
+    allowed_origins: Sequence[str] = (),
+) -> Litestar:
+    """The Litestar application: guarded by default, one error envelope. Serve it behind `edge.Edge`."""
+    with warnings.catch_warnings():
+        # Dependencies and bodies are injected by name here, by convention; Litestar 3 will want markers on them.
+        warnings.simplefilter("ignore", LitestarDeprecationWarning)
+        return _application(routes, authenticator, openapi, allowed_origins)
+
+
+def _application(
+    routes: Sequence[ControllerRouterHandler],
+    authenticator: Authenticates,
+    openapi: OpenAPIConfig | None,
+    allowed_origins: Sequence[str],
+) -> Litestar:
+    return Litestar(
+        route_handlers=routes,
+        guards=[_guard(authenticator)],
+        dependencies=DEPENDENCIES,
+        exception_handlers=EXCEPTION_HANDLERS,
+        request_class=EdgeRequest,
+        openapi_config=openapi,
+        cors_config=_cors(allowed_origins),
+        logging_config=None,
+        debug=False,
+        signature_types=[Caller, Once, PageQuery],
+    )
+
+
+def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
+    if not allowed_origins:
+        return None
+    return CORSConfig(
+        allow_origins=list(allowed_origins),
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Penstock-Project", "X-Correlation-Id"],
+        expose_headers=["X-Correlation-Id", "Retry-After"],
+    )
+
+
+def _guard(authenticator: Authenticates) -> Any:
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+        if handler.opt.get("public"):
+            return
+        scope = cast("dict[str, Any]", connection.scope)
+        head: Head = scope["edge"]
+        caller = await authenticator.authenticate(head.authorization, head.project)
+        scope["caller"] = caller
+        structlog.contextvars.bind_contextvars(project_id=caller.project_id)
+
+    return guard
+
+
+def envelope(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    field: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response[bytes]:
+    """The one shape of every failure."""
+    detail = ErrorDetail(code=code, message=message, field=field, correlation_id=correlation_id())
+    return Response(
+        content=_encoder.encode(ErrorBody(error=detail)),
+        status_code=status,
+        media_type=MediaType.JSON,
+        headers=dict(headers or {}),
+    )
+
+
+def _on_expected(request: Request[Any, Any, Any], error: PenstockError) -> Response[bytes]:
+    headers: dict[str, str] = {}
+    if error.kind is Kind.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
+        head: Head = cast("dict[str, Any]", request.scope)["edge"]
+        _log.info("unauthenticated", client=head.client, detail=error.detail)
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.kind in (Kind.EXHAUSTED, Kind.UNAVAILABLE):
+        retry_after_s = _RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    if error.context:
+        _log.info("refused", code=error.code, detail=error.detail, **error.context)
+    return envelope(STATUS[error.kind], error.code, error.detail, field=error.field, headers=headers)
+
+
+def _on_rejected(_: Request[Any, Any, Any], error: Rejected) -> Response[bytes]:
+    headers = {"Connection": "close"} if error.close else {}
+    return envelope(error.status, error.code, error.message, headers=headers)
+
+
+def _on_validation(request: Request[Any, Any, Any], error: ValidationException) -> Response[bytes]:
+    """Query, path and header parameters that Litestar refused."""
+    extra = error.extra[0] if isinstance(error.extra, list) and error.extra else {}
+    message = str(extra.get("message", "the request is not valid"))
+    return _on_expected(request, jsonbody.invalid(message, at=str(extra.get("key", ""))))
+
+
+def _on_http(_: Request[Any, Any, Any], error: HTTPException) -> Response[bytes]:
+    status = error.status_code
+    message = {404: "no such route", 405: "this route does not take this method"}.get(status, error.detail)
+    if status >= 500:
+        return _on_bug(_, error)
+    return envelope(status, _CODES.get(status, "invalid_request"), message, headers=error.headers)
+
+
+def _on_database_away(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    _log.warning("database_away", error=repr(error))
+    return _on_expected(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
+
+
+def _on_bug(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    _log.error("request_failed", exc_info=error)
+    return envelope(500, "internal", "something went wrong on our side; quote the correlation id")
+
+
+EXCEPTION_HANDLERS: Final = cast(
+    "ExceptionHandlersMap",
+    {
+        PenstockError: _on_expected,
+        Rejected: _on_rejected,
+        ValidationException: _on_validation,
+        HTTPException: _on_http,
+        Exception: _on_bug,
+        **dict.fromkeys(_DATABASE_AWAY, _on_database_away),
+    },
+)

@@ -1,0 +1,98 @@
+"""The OpenAPI document of the running routes, completed with what every operation shares.
+
+It is served at /api/openapi.json and committed as docs/api/openapi.json; a check fails when the two differ.
+"""
+
+from typing import Any, Final, cast
+
+import msgspec
+from litestar import Litestar, Request, Router
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.routes import BaseRoute
+from litestar.types import ControllerRouterHandler
+
+from penstock.wire.rest import ErrorBody
+
+VERSION: Final = "1.0.0"
+_DESCRIPTION: Final = (
+    "Rent GPUs, watch them, release them. Send an API key as `Authorization: Bearer psk_…`; operators and owners choose"
+    " a project with the header `Penstock-Project`. Every create takes an `Idempotency-Key`. Lists are paged by cursor."
+    " Every failure has the same envelope (`ErrorBody`)."
+)
+_METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
+_FAILURE: Final = {
+    "description": "Refused or failed; `error.code` is stable.",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+}
+
+
+class _JsonOnly(Router):
+    """Without the page that Litestar adds for unknown paths: those answer like everywhere else."""
+
+    def register(self, value: ControllerRouterHandler) -> list[BaseRoute]:
+        if "/{path:str}" in getattr(value, "paths", ()):
+            return []
+        return super().register(value)
+
+
+class _Json(JsonRenderPlugin):
+    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        del openapi_schema
+        return msgspec.json.encode(document(request.app))
+
+
+def config() -> OpenAPIConfig:
+    """Serve the document as JSON, and no other site."""
+    scheme = SecurityScheme(type="http", scheme="bearer", description="An API key, psk_…")
+    return OpenAPIConfig(
+        title="Penstock",
+        version=VERSION,
+        description=_DESCRIPTION,
+        components=Components(security_schemes={"api_key": scheme}),
+        security=[{"api_key": []}],
+        use_handler_docstrings=True,
+        openapi_router=_JsonOnly(path="/api", route_handlers=[], opt={"public": True}, include_in_schema=False),
+        render_plugins=[_Json(path="/openapi.json")],
+    )
+
+
+def document(app: Litestar) -> dict[str, Any]:
+    """The whole document: Litestar's, with the one error envelope on every operation and public ones marked."""
+    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(app.openapi_schema.to_schema()))
+    public = _public_operations(app)
+    for path in built["paths"].values():
+        for method, operation in path.items():
+            if method in _METHODS:
+                _complete(operation, public=operation["operationId"] in public)
+    (_, schemas) = msgspec.json.schema_components([ErrorBody], ref_template="#/components/schemas/{name}")
+    built["components"].setdefault("schemas", {}).update(schemas)
+    return cast("dict[str, Any]", sort(built))
+
+
+def _public_operations(app: Litestar) -> set[str]:
+    return {
+        str(handler.operation_id)
+        for route in app.routes
+        for handler in getattr(route, "route_handlers", ())
+        if handler.opt.get("public")
+    }
+
+
+def _complete(operation: dict[str, Any], *, public: bool) -> None:
+    """Litestar documents its own shape of 400; ours is one for all statuses."""
+    operation["responses"].pop("400", None)
+    operation["responses"]["default"] = _FAILURE
+    if public:
+        operation["security"] = []
+
+
+def sort(value: object) -> object:
+    """The same content in one order, so that documents can be compared byte by byte."""
+    if isinstance(value, dict):
+        mapping = cast("dict[str, object]", value)
+        return {key: sort(mapping[key]) for key in sorted(mapping)}
+    if isinstance(value, list):
+        return [sort(inner) for inner in cast("list[object]", value)]
+    return value

@@ -1,0 +1,117 @@
+"""Serves an ASGI application with granian inside the running event loop, until cancelled.
+
+No process is started: what dies with `kill -9` is the whole server. More processes on one port are forked before the
+loop starts (`fork_workers`) and end with the first.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server
+
+from penstock.kit.errors import Invalid, Unavailable
+from penstock.kit.telemetry import logger
+
+CONCURRENT_MAX: Final = 4096
+_BACKLOG: Final = 1024
+_STOP_GRACE_S: Final = 5.0
+_HEADER_READ_MS: Final = 10_000
+_HEADER_BYTES_MAX: Final = 64 << 10
+_WATCH_S: Final = 1.0
+_PR_SET_PDEATHSIG: Final = 1
+
+_log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where to listen, and with which certificate if any."""
+
+    host: str
+    port: int
+    tls_cert: str = ""
+    tls_key: str = ""
+
+
+async def serve(app: Any, listen: Listen, *, stopping: Callable[[], None]) -> None:
+    """Serve until cancelled. Then `stopping` ends what would never end by itself, and the rest gets a moment."""
+    server = Server(
+        app,
+        address=listen.host,
+        port=listen.port,
+        interface=Interfaces.ASGINL,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=_BACKLOG,
+        backpressure=CONCURRENT_MAX,
+        http1_settings=HTTP1Settings(header_read_timeout=_HEADER_READ_MS, max_buffer_size=_HEADER_BYTES_MAX),
+        log_enabled=False,
+        ssl_cert=Path(listen.tls_cert) if listen.tls_cert else None,
+        ssl_key=Path(listen.tls_key) if listen.tls_key else None,
+    )
+    running = asyncio.create_task(server.serve())
+    _log.info("listening", host=listen.host, port=listen.port, tls=bool(listen.tls_cert))
+    try:
+        await asyncio.shield(running)
+    finally:
+        stopping()
+        server.stop()
+        await asyncio.wait([running], timeout=_STOP_GRACE_S)
+
+
+def check(listen: Listen) -> None:
+    """Fail early and in words: the server shares its port with others of its kind, and would not notice a stranger."""
+    if bool(listen.tls_cert) != bool(listen.tls_key):
+        raise Invalid("tls_cert and tls_key come together", field="tls_cert")
+    for path in filter(None, (listen.tls_cert, listen.tls_key)):
+        if not Path(path).is_file():
+            raise Invalid(f"cannot read {path}", field="tls_cert")
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((listen.host, listen.port))
+            probe.listen(1)
+        except OSError as error:
+            raise Invalid(f"cannot listen on {listen.host}:{listen.port}: {error.strerror}", field="port") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The processes on one port, as one of them sees it: the first knows the others."""
+
+    first: bool
+    others: tuple[int, ...] = ()
+
+
+def fork_workers(count: int) -> Workers:
+    """Become `count` processes. The kernel ends the others when the first ends, however it ends."""
+    parent = os.getpid()
+    others: list[int] = []
+    for _ in range(count - 1):
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+            return Workers(first=False)
+        others.append(pid)
+    return Workers(first=True, others=tuple(others))
+
+
+async def watch(workers: Workers) -> None:
+    """End when another worker has ended: the supervisor starts all of them again."""
+    while workers.others:
+        await asyncio.sleep(_WATCH_S)
+        pid, status = os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 (it does not wait)
+        if pid in workers.others:
+            raise Unavailable(f"worker {pid} ended with status {status}")

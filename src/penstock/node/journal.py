@@ -1,0 +1,164 @@
+"""What this node has been told and has done, on disk before it matters: tasks, fences and unit records.
+
+Each write is synchronous to the disk before it returns. A task is noted before its first effect; its result is kept
+until the gateway has acknowledged it, and for a while after, so that a repeated task gets the same answer and has no
+second effect.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from penstock.wire.link import TaskResult, UnitState
+from penstock.wire.tasks import SignedTask, TaskBody
+
+T = TypeVar("T")
+_KEPT_RESULTS_MAX: Final = 4096
+_SCHEMA: Final = """
+create table if not exists tasks (
+    task_id text primary key, signed blob not null, result blob, acknowledged integer not null default 0
+) strict;
+create table if not exists fences (allocation_id text primary key, fence integer not null) strict;
+create table if not exists units (unit_id text primary key, record blob not null) strict;
+"""
+
+
+class UnitRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All that must outlive the agent to find a unit again, or to prove it gone."""
+
+    unit_id: str
+    state: UnitState
+    boot_id: str
+    uid: int | None = None
+    gpu_uuids: list[str] = []
+    groups: list[str] = []
+    isolated: bool = True
+    pid: int = 0
+    started: int = 0
+    init_pid: int = 0
+    init_started: int = 0
+    pid_namespace: int = 0
+    exit_code: int | None = None
+    exit_class: str = ""
+
+
+class Standing(StrEnum):
+    """What the journal knows of a task that wants to begin."""
+
+    NEW = "new"
+    UNFINISHED = "unfinished"
+    DONE = "done"
+    STALE = "stale"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The standing, and the result if there is one."""
+
+    standing: Standing
+    result: TaskResult | None = None
+
+
+class Journal:
+    """One SQLite file, used by one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._db = self._thread.submit(_open, path).result()
+
+    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def transaction() -> T:
+            with self._db:
+                return work(self._db)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
+
+    async def begin(self, task: TaskBody, signed: SignedTask) -> Begun:
+        """Note that a task is about to have effects, unless it had them already or its fence is too low."""
+        return await self._call(lambda db: _begin(db, task, signed))
+
+    async def finish(self, result: TaskResult) -> None:
+        """Note how a task ended."""
+        content = msgspec.msgpack.encode(result)
+        await self._call(
+            lambda db: db.execute("update tasks set result = ? where task_id = ?", (content, result.task_id))
+        )
+
+    async def unfinished(self) -> list[SignedTask]:
+        """Tasks that had begun when the agent ended, oldest first."""
+        rows = await self._call(
+            lambda db: db.execute("select signed from tasks where result is null order by rowid").fetchall()
+        )
+        return [msgspec.msgpack.decode(row[0], type=SignedTask) for row in rows]
+
+    async def unacknowledged(self) -> list[TaskResult]:
+        """Results that no gateway has acknowledged."""
+        rows = await self._call(
+            lambda db: db.execute(
+                "select result from tasks where result is not null and not acknowledged order by rowid"
+            ).fetchall()
+        )
+        return [msgspec.msgpack.decode(row[0], type=TaskResult) for row in rows]
+
+    async def acknowledge(self, task_id: str) -> None:
+        """The gateway has the result; old acknowledged ones are forgotten."""
+        await self._call(lambda db: _acknowledge(db, task_id))
+
+    async def put_unit(self, record: UnitRecord) -> None:
+        """Write a unit's record."""
+        content = msgspec.json.encode(record)
+        await self._call(lambda db: db.execute("insert or replace into units values (?, ?)", (record.unit_id, content)))
+
+    async def drop_unit(self, unit_id: str) -> None:
+        """Forget a unit that is proved gone."""
+        await self._call(lambda db: db.execute("delete from units where unit_id = ?", (unit_id,)))
+
+    async def units(self) -> list[UnitRecord]:
+        """All records."""
+        rows = await self._call(lambda db: db.execute("select record from units order by rowid").fetchall())
+        return [msgspec.json.decode(row[0], type=UnitRecord) for row in rows]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._thread.submit(self._db.close).result()
+        self._thread.shutdown()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level="IMMEDIATE")
+    path.chmod(0o600)
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = full")
+    db.executescript(_SCHEMA)
+    return db
+
+
+def _begin(db: sqlite3.Connection, task: TaskBody, signed: SignedTask) -> Begun:
+    row = db.execute("select result from tasks where task_id = ?", (task.task_id,)).fetchone()
+    if row is not None:
+        if row[0] is None:
+            return Begun(Standing.UNFINISHED)
+        return Begun(Standing.DONE, msgspec.msgpack.decode(row[0], type=TaskResult))
+    if task.allocation_id is not None:
+        seen = db.execute("select fence from fences where allocation_id = ?", (task.allocation_id,)).fetchone()
+        if seen is not None and task.fence < seen[0]:
+            return Begun(Standing.STALE)
+        db.execute("insert or replace into fences values (?, ?)", (task.allocation_id, task.fence))
+    db.execute("insert into tasks (task_id, signed) values (?, ?)", (task.task_id, msgspec.msgpack.encode(signed)))
+    return Begun(Standing.NEW)
+
+
+def _acknowledge(db: sqlite3.Connection, task_id: str) -> None:
+    db.execute("update tasks set acknowledged = 1 where task_id = ? and result is not null", (task_id,))
+    db.execute(
+        "delete from tasks where acknowledged and rowid <="
+        " (select coalesce(max(rowid), 0) from tasks where acknowledged) - ?",
+        (_KEPT_RESULTS_MAX,),
+    )

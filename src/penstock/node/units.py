@@ -1,0 +1,380 @@
+"""The units of this node: start, use, stop, and find them again after the agent's own restart.
+
+A record is on disk before anything of a unit exists and until it is proved gone. Per unit, callers take turns (the task
+executor sees to that); ports and commands may be used at any time.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from penstock.kit.telemetry import logger
+from penstock.node import cleanup, launcher, procfs
+from penstock.node.cgroups import Groups
+from penstock.node.control import Control, Ending, dial
+from penstock.node.drivers import Driver, Spec
+from penstock.node.errors import Failed, NodeError, NoUnit, Refused, Unlinked
+from penstock.node.inventory import Inventory
+from penstock.node.journal import Journal, UnitRecord
+from penstock.node.logs import Forwarder, Lines
+from penstock.node.runtimes import Runtimes
+from penstock.node.sandbox import make_folder
+from penstock.node.unit import Execution, Unit, check_env
+from penstock.wire.link import LogLine, UnitReport, UnitState
+from penstock.wire.tasks import CleanupProof, UnitStart, UnitStarted, UnitStop
+
+_log = logger(__name__)
+_START_TIMEOUT_S: Final = 20.0
+_GREETING_TIMEOUT_S: Final = 10.0
+_STOP_GRACE_S_MAX: Final = 300.0
+_WATCH_S: Final = 3600.0
+
+
+class Units:
+    """All units of this node."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        journal: Journal,
+        driver: Driver,
+        runtimes: Runtimes,
+        inventory: Inventory,
+        groups: Groups,
+        logs: Forwarder,
+        uids: range | None = None,
+        on_stage: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._folder = folder
+        self._journal = journal
+        self._driver = driver
+        self._runtimes = runtimes
+        self._inventory = inventory
+        self._groups = groups
+        self._logs = logs
+        self._uids = uids
+        self._on_stage = on_stage
+        self._units: dict[str, Unit] = {}
+        self._to_reap: set[int] = set()
+
+    @property
+    def sandbox(self) -> str:
+        """How units are kept apart here."""
+        return self._driver.name
+
+    def reports(self) -> list[UnitReport]:
+        """The complete list, for a heartbeat."""
+        return [
+            UnitReport(
+                unit_id=unit.record.unit_id,
+                state=unit.record.state,
+                exit_code=unit.record.exit_code,
+                exit_class=unit.record.exit_class,
+            )
+            for unit in self._units.values()
+        ]
+
+    async def start(self, request: UnitStart) -> UnitStarted:
+        """Start a unit, or find that it has been started."""
+        existing = self._units.get(request.unit_id)
+        if existing is not None:
+            return self._already(existing)
+        runtime = self._runtimes.find(request.image)
+        listing = self._inventory.listing()
+        gpus = tuple(gpu for gpu in listing.gpus if gpu.uuid in request.gpu_uuids)
+        self._check_gpus(request.gpu_uuids, {gpu.uuid for gpu in gpus})
+        record = UnitRecord(
+            unit_id=request.unit_id,
+            state=UnitState.STARTING,
+            boot_id=procfs.boot_id(),
+            uid=self._free_uid(),
+            gpu_uuids=request.gpu_uuids,
+            groups=[str(path) for path in self._groups.folders(request.unit_id)],
+            isolated=self._driver.isolated,
+        )
+        spec = Spec(
+            unit_id=request.unit_id,
+            folder=self._folder / request.unit_id,
+            runtime=runtime,
+            limits=request.limits,
+            uid=record.uid,
+            gpus=gpus,
+            devices=tuple(self._inventory.devices(request.gpu_uuids)),
+            simulated=listing.simulated,
+        )
+        return await self._start(Unit(record), spec, request)
+
+    def _already(self, unit: Unit) -> UnitStarted:
+        if unit.record.state not in (UnitState.RUNNING, UnitState.EXITED):
+            raise Failed("unit_busy", f"unit {unit.record.unit_id} is {unit.record.state.value}")
+        return UnitStarted(unit_id=unit.record.unit_id, pid=unit.record.init_pid, adopted=True)
+
+    def _check_gpus(self, wanted: Sequence[str], known: set[str]) -> None:
+        for uuid in wanted:
+            if uuid not in known:
+                raise Failed("unknown_gpu", f"this node has no GPU {uuid}")
+            for unit in self._units.values():
+                if uuid in unit.record.gpu_uuids:
+                    raise Failed("gpu_busy", f"GPU {uuid} is still held by unit {unit.record.unit_id}")
+
+    def _free_uid(self) -> int | None:
+        if self._uids is None:
+            return None
+        taken = {unit.record.uid for unit in self._units.values()}
+        free = next((uid for uid in self._uids if uid not in taken), None)
+        if free is None:
+            raise Failed("out_of_users", "all of the node's users for units are taken")
+        return free
+
+    async def _start(self, unit: Unit, spec: Spec, request: UnitStart) -> UnitStarted:
+        self._units[spec.unit_id] = unit
+        try:
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                await self._launch(unit, spec, request)
+        except (OSError, TimeoutError, NodeError) as error:
+            await self._undo_start(unit)
+            if isinstance(error, (Refused, Failed)):
+                raise
+            detail = error.detail if isinstance(error, NodeError) else str(error) or "it took too long"
+            raise Failed("sandbox_failed", detail) from error
+        return UnitStarted(unit_id=spec.unit_id, pid=unit.record.init_pid)
+
+    async def _launch(self, unit: Unit, spec: Spec, request: UnitStart) -> None:
+        content = launcher.configuration(
+            self._driver, spec, command=request.command, env=request.env, limited=self._groups.limits
+        )
+        await self._note(unit)
+        self._on_stage("recorded")
+        make_folder(spec.folder, spec.unit_id, spec.uid)
+        groups = self._groups.make(spec.unit_id, spec.limits)
+        self._on_stage("prepared")
+
+        async def note(launched: launcher.Launched) -> None:
+            self._to_reap.add(launched.pid)
+            await self._note(unit, pid=launched.pid, started=launched.started)
+
+        launched = await launcher.start(
+            self._driver, spec, groups=groups, content=content, note=note, on_stage=self._on_stage
+        )
+        try:
+            await self._greet(unit, launched)
+        finally:
+            launched.close()
+
+    async def _greet(self, unit: Unit, launched: launcher.Launched) -> None:
+        try:
+            await self._connect(unit)
+        except Unlinked as error:
+            raise Failed("sandbox_failed", launched.complaint()) from error
+        self._on_stage("greeted")
+        await self._running(unit, launched.init_pid())
+        self._on_stage("running")
+
+    async def _connect(self, unit: Unit) -> None:
+        """Dial the unit's init and take over its events."""
+        unit.control = dial(
+            self._folder / unit.record.unit_id,
+            on_exit=lambda ending: self._main_ended(unit, ending),
+            on_log=lambda stream, dropped, chunk: self._output(unit, stream, dropped, chunk),
+            on_lost=lambda: self._lost(unit),
+        )
+        greeting = await unit.control.greeting(_GREETING_TIMEOUT_S)
+        if greeting.main is not None:
+            self._main_ended(unit, greeting.main)
+
+    async def _running(self, unit: Unit, init_pid: int) -> None:
+        ended = unit.record.exit_code is not None
+        await self._note(
+            unit,
+            state=UnitState.EXITED if ended else UnitState.RUNNING,
+            init_pid=init_pid,
+            init_started=procfs.start_time(init_pid),
+            pid_namespace=procfs.pid_namespace(init_pid) if self._driver.isolated else 0,
+        )
+        unit.watcher = asyncio.create_task(self._watch(unit), name=f"watch-{unit.record.unit_id}")
+
+    async def _note(self, unit: Unit, **changes: object) -> None:
+        unit.record = msgspec.structs.replace(unit.record, **changes)
+        await self._journal.put_unit(unit.record)
+
+    async def _undo_start(self, unit: Unit) -> None:
+        await self._remove(unit, unit.record.gpu_uuids)
+        _log.warning("unit_start_undone", unit_id=unit.record.unit_id)
+
+    async def stop(self, request: UnitStop) -> CleanupProof:
+        """Stop a unit and prove it gone; a unit that is not here is proved to have left nothing."""
+        unit = self._units.get(request.unit_id) or Unit(self._absent(request.unit_id))
+        if unit.record.unit_id in self._units:
+            await self._note(unit, state=UnitState.STOPPING)
+            await self._ask_to_end(unit, min(max(0.0, request.grace_s), _STOP_GRACE_S_MAX))
+        return await self._remove(unit, request.gpu_uuids or unit.record.gpu_uuids)
+
+    def _absent(self, unit_id: str) -> UnitRecord:
+        groups = [str(path) for path in self._groups.folders(unit_id)]
+        return UnitRecord(unit_id=unit_id, state=UnitState.STOPPING, boot_id=procfs.boot_id(), groups=groups)
+
+    async def _ask_to_end(self, unit: Unit, grace_s: float) -> None:
+        if unit.control is None or not grace_s:
+            return
+        with suppress(NodeError):
+            await unit.control.stop()
+            await procfs.ended(unit.record.init_pid, unit.record.init_started, timeout_s=grace_s)
+
+    async def _remove(self, unit: Unit, gpu_uuids: Sequence[str]) -> CleanupProof:
+        if unit.watcher is not None:
+            unit.watcher.cancel()
+            unit.watcher = None
+        if unit.control is not None:
+            unit.control.close()
+            unit.control = None
+        proof = await cleanup.prove(
+            unit.record,
+            folder=self._folder / unit.record.unit_id,
+            inventory=self._inventory,
+            gpu_uuids=gpu_uuids,
+        )
+        self.reap()
+        if proof.clean:
+            await self._journal.drop_unit(unit.record.unit_id)
+            self._units.pop(unit.record.unit_id, None)
+            self._logs.forget(unit.record.unit_id)
+        return proof
+
+    async def connect_port(self, unit_id: str, port: int) -> socket.socket:
+        """A connected, non-blocking TCP socket to a port on the unit's loopback."""
+        if not 0 < port < 65536:
+            raise Refused("refused", f"port must be 1 to 65535, not {port}")
+        return await self._control(unit_id).connect(port)
+
+    async def execute(
+        self,
+        unit_id: str,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+    ) -> Execution:
+        """Run a command in a unit with these descriptors, which the caller keeps and closes."""
+        if not argv:
+            raise Refused("malformed", "argv is empty")
+        check_env(env)
+        control = self._control(unit_id)
+        name, ending = await control.execute(argv, dict(env), cwd, (stdin, stdout, stderr))
+        return Execution(self._units[unit_id], name, ending)
+
+    def _control(self, unit_id: str) -> Control:
+        unit = self._units.get(unit_id)
+        if unit is None or unit.record.state is not UnitState.RUNNING:
+            raise NoUnit(unit_id)
+        if unit.control is None:
+            raise Unlinked("init_gone", f"unit {unit_id} does not answer")
+        return unit.control
+
+    async def recover(self) -> None:
+        """After a restart: take over the units that run, and clear away what was only begun."""
+        for record in await self._journal.units():
+            unit = self._units[record.unit_id] = Unit(record)
+            if record.state in (UnitState.STARTING, UnitState.RUNNING):
+                await self._recover(unit)
+
+    async def _recover(self, unit: Unit) -> None:
+        record = unit.record
+        reached = bool(cleanup.processes(record)) and await self._reach(unit)
+        if reached:
+            init_pid = record.init_pid or self._find_init(record)
+            await self._running(unit, init_pid)
+            _log.info("unit_adopted", unit_id=record.unit_id, pid=init_pid)
+        elif record.state is UnitState.STARTING:
+            await self._undo_start(unit)
+        else:
+            await self._ended(unit)
+
+    def _find_init(self, record: UnitRecord) -> int:
+        inside = procfs.children(record.pid) if record.isolated else []
+        return inside[0] if inside else record.pid
+
+    async def _reach(self, unit: Unit) -> bool:
+        try:
+            await self._connect(unit)
+        except Unlinked:
+            unit.control = None
+            return False
+        return True
+
+    async def _watch(self, unit: Unit) -> None:
+        record = unit.record
+        while not await procfs.ended(record.init_pid, record.init_started, timeout_s=_WATCH_S):
+            pass
+        await self._ended(unit)
+
+    async def _ended(self, unit: Unit) -> None:
+        """Init is gone, and with it everything in the unit. Its files stay until it is stopped."""
+        if unit.control is not None:
+            unit.control.close()
+            unit.control = None
+        if unit.record.state is not UnitState.EXITED:
+            ending = unit.classify(Ending(128 + signal.SIGKILL, signalled=True))
+            await self._note(unit, state=UnitState.EXITED, exit_code=ending.code, exit_class=ending.exit_class)
+        self.reap()
+        _log.info("unit_ended", unit_id=unit.record.unit_id, exit_class=unit.record.exit_class)
+
+    def _main_ended(self, unit: Unit, ending: Ending) -> None:
+        for lines in unit.lines.values():
+            self._forward(lines.end())
+        seen = unit.classify(ending)
+        unit.record = msgspec.structs.replace(unit.record, exit_code=seen.code, exit_class=seen.exit_class)
+        if unit.record.state is UnitState.RUNNING:
+            unit.record = msgspec.structs.replace(unit.record, state=UnitState.EXITED)
+
+    def _lost(self, unit: Unit) -> None:
+        """Init hung up: it has ended, which its watcher sees, or it is broken, and then the unit is of no use."""
+        unit.control = None
+        if unit.record.state is UnitState.RUNNING:
+            procfs.kill(unit.record.init_pid, unit.record.init_started)
+
+    def _output(self, unit: Unit, stream: str, dropped: int, chunk: bytes) -> None:
+        if stream not in ("stdout", "stderr"):
+            return
+        lines = unit.lines.setdefault(stream, Lines(unit.record.unit_id, stream))
+        if dropped:
+            self._forward(lines.feed(f"\n[{dropped} bytes dropped]\n".encode()))
+        self._forward(lines.feed(chunk))
+
+    def _forward(self, lines: Sequence[LogLine]) -> None:
+        for line in lines:
+            self._logs.put(line)
+
+    def reap(self) -> None:
+        """Collect launchers that have ended."""
+        for pid in list(self._to_reap):
+            try:
+                collected, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                collected = pid
+            if collected:
+                self._to_reap.discard(pid)
+
+    async def stop_all(self, grace_s: float) -> None:
+        """Stop every unit, for a node that is taken down for good."""
+        stops = [self.stop(UnitStop(unit_id=unit_id, gpu_uuids=[], grace_s=grace_s)) for unit_id in list(self._units)]
+        await asyncio.gather(*stops)
+
+    async def close(self) -> None:
+        """Let go of all units without ending them."""
+        for unit in self._units.values():
+            if unit.watcher is not None:
+                unit.watcher.cancel()
+            if unit.control is not None:
+                unit.control.close()
+        self.reap()

@@ -1,0 +1,147 @@
+"""The api: control plane REST, live events. Composition root.
+
+Any number of replicas may run. With `workers` > 1 the process forks that many on one port before anything starts.
+"""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Litestar, Router, get
+from msgspec import Meta
+
+from penstock.compute import routes as compute_routes
+from penstock.compute.claims import Claims
+from penstock.compute.model import Limits
+from penstock.compute.occupancy import Occupancy
+from penstock.compute.ports import OpenFunds
+from penstock.fleet import routes as fleet_routes
+from penstock.fleet.enrolment import Addresses, Enrolment
+from penstock.fleet.model import Config
+from penstock.identity import routes as identity_routes
+from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
+from penstock.kit import bus, db, feedroutes, http, openapi, process, serving, settings
+from penstock.kit.db import Database
+from penstock.kit.edge import Edge
+from penstock.kit.feed import Feed
+from penstock.kit.serving import Listen, Workers
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the api needs to know."""
+
+    database_url: str
+    nats_url: str
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 8080
+    tls_cert: str = ""
+    tls_key: str = ""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    database_connections_max: Annotated[int, Meta(ge=2, le=200)] = 20
+    pki_dir: str
+    api_url: str = "http://127.0.0.1:8080"
+    gateway_url: str = "http://127.0.0.1:8081"
+    link_url: str = "wss://127.0.0.1:8443"
+    gpus_max_default: Annotated[int, Meta(ge=0, le=1_000_000)] = 64
+    trusted_proxies: str | list[str] = ""
+    allowed_origins: str | list[str] = ""
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    log_format: str = "json"
+    ops_port: int = 9100
+
+    @property
+    def listen(self) -> Listen:
+        """Where to listen."""
+        return Listen(host=self.host, port=self.port, tls_cert=self.tls_cert, tls_key=self.tls_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the routes are made of."""
+
+    database: Database
+    authenticator: Authenticator
+    live: Feed
+    enrolment: Enrolment
+
+
+def compose(parts: Parts, settings: Settings) -> Litestar:
+    """All routes as one application."""
+    database = parts.database
+    limits = Limits(gpus_max_default=settings.gpus_max_default)
+    domains = [
+        identity_routes.router(database, Occupancy()),
+        fleet_routes.router(parts.enrolment, Claims(), database),
+        compute_routes.router(OpenFunds(), database, limits=limits, gateway_url=settings.gateway_url),
+        feedroutes.router(database, parts.live),
+    ]
+    return http.application(
+        [Router(path="/api/v1", route_handlers=domains), *_probes(database)],
+        parts.authenticator,
+        openapi=openapi.config(),
+        allowed_origins=texts(settings.allowed_origins),
+    )
+
+
+def _probes(database: Database) -> list[Any]:
+    @get("/healthz", opt={"public": True}, include_in_schema=False)
+    async def healthz() -> dict[str, bool]:
+        """The process lives."""
+        return {"ok": True}
+
+    @get("/readyz", opt={"public": True}, include_in_schema=False)
+    async def readyz() -> dict[str, bool]:
+        """It can answer: the database does."""
+        async with database.read() as conn:
+            return {"ok": await conn.fetchval("select true")}
+
+    return [healthz, readyz]
+
+
+def texts(value: str | list[str]) -> list[str]:
+    """A list, or its members separated by commas as environments have them."""
+    if isinstance(value, list):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> None:
+    """Serve until cancelled."""
+    nats_bus = await stack.enter_async_context(bus.connect(settings.nats_url, name="api"))
+    database = await stack.enter_async_context(
+        db.connect(settings.database_url, nats_bus.hint, connections_max=settings.database_connections_max, name="api")
+    )
+    authenticator = Authenticator(database)
+    live = Feed(database, authenticator.still_valid)
+    await authenticator.watch(nats_bus)
+    await live.watch(nats_bus)
+    enrolment = Enrolment(
+        Path(settings.pki_dir), Addresses(api_url=settings.api_url, link_url=settings.link_url), Config()
+    )
+    parts = Parts(database=database, authenticator=authenticator, live=live, enrolment=enrolment)
+    app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies))
+    if workers.first:
+        await process.serve_ops(stack, settings.ops_port)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
+        tasks.create_task(serving.watch(workers))
+        tasks.create_task(serving.serve(app, settings.listen, stopping=live.close))
+
+
+def main() -> None:
+    """Run the process."""
+    loaded = settings.load(Settings, "api", os.environ)
+    serving.check(loaded.listen)
+    workers = serving.fork_workers(loaded.workers)
+    process.main(
+        "api",
+        lambda stack: body(stack, loaded, workers),
+        level=loaded.log_level,
+        log_format=loaded.log_format,
+        otlp_endpoint=loaded.otlp_endpoint,
+    )

@@ -1,0 +1,211 @@
+"""Commands that run Penstock itself: the whole cloud, one process of it, and the steps an operator takes by hand."""
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from penstock.cli.errors import AUTH, CONFLICT, NOT_FOUND, SERVER, USAGE, CliError
+from penstock.cli.local import data_folder
+from penstock.cli.output import Column, Format
+from penstock.cli.session import Session, command, group
+from penstock.kit import settings
+from penstock.kit.errors import Kind, PenstockError
+from penstock.processes.up.folder import DataFolder, ProcessStatus
+
+Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default=False)]
+
+_EXIT: Final = {
+    Kind.INVALID: USAGE,
+    Kind.UNAUTHENTICATED: AUTH,
+    Kind.DENIED: AUTH,
+    Kind.NOT_FOUND: NOT_FOUND,
+    Kind.CONFLICT: CONFLICT,
+    Kind.EXHAUSTED: SERVER,
+    Kind.UNAVAILABLE: SERVER,
+}
+
+
+class ProcessName(StrEnum):
+    """Processes that can be run alone."""
+
+    API = "api"
+    GATEWAY = "gateway"
+    WORKER = "worker"
+    RELAY = "relay"
+    AGENT = "agent"
+
+
+class Listener(StrEnum):
+    """The gateway's two listeners."""
+
+    EDGE = "edge"
+    LINK = "link"
+
+
+class _DatabaseSettings(msgspec.Struct, frozen=True):
+    database_url: str
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    command(app, "up", example="penstock up --detach")(_up)
+    command(app, "status", example="penstock status -o json")(_status)
+    command(app, "down", example="penstock down")(_down)
+    command(app, "serve", example="penstock serve gateway --only link")(_serve)
+    command(app, "bootstrap", example="penstock bootstrap")(_bootstrap)
+    database = group("db", "The database's schema.")
+    command(database, "migrate", example="penstock db migrate")(_migrate)
+    keys = group("pki", "The control plane's keys and certificates.")
+    command(keys, "init", example="penstock pki init --dir /etc/penstock/pki --host gateway.example")(_pki_init)
+    app.add_typer(database)
+    app.add_typer(keys)
+
+
+def _up(
+    session: Session,
+    *,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")] = False,
+    api_port: Port = None,
+    gateway_port: Port = None,
+    link_port: Port = None,
+    supervise: Annotated[bool, typer.Option("--supervise", hidden=True)] = False,
+) -> None:
+    """Start the whole cloud here: Postgres, NATS, Temporal, all processes and one local node."""
+    from penstock.processes.up import banner, run
+    from penstock.processes.up.endpoints import Wanted
+    from penstock.processes.up.install import Ready
+
+    folder = _folder(session)
+    usual = folder.path == data_folder(None, {**session.environ, "PENSTOCK_DATA": ""})
+
+    def announce(ready: Ready) -> None:
+        if not supervise:
+            typer.echo(banner.text(ready, folder.path, usual_folder=usual, attached=not detach))
+
+    with _told():
+        if not detach:
+            wanted = Wanted(api=api_port, gateway=gateway_port, link=link_port)
+            run.foreground(folder, wanted, session.environ, announce)
+            return
+        ports = {"--api-port": api_port, "--gateway-port": gateway_port, "--link-port": link_port}
+        given = [part for name, port in ports.items() if port is not None for part in (name, str(port))]
+        ready = run.detached(folder, ["up", "--supervise", "--data", str(folder.path), *given], session.environ)
+    for note in ready.notes:
+        typer.echo(note)
+    announce(ready)
+
+
+def _status(session: Session) -> None:
+    """Show whether the local cloud is ready, and its processes."""
+    from penstock.processes.up import control
+
+    with _told():
+        found = control.status(_folder(session))
+    if session.output.format is Format.JSON:
+        session.output.json({name: getattr(found, name) for name in ("ready", "api", "gateway", "processes")})
+    else:
+        session.output.items(found.processes, _COLUMNS)
+        if session.output.format is Format.TABLE:
+            typer.echo(f"ready at {found.api}" if found.ready else "not ready", err=not found.ready)
+    raise typer.Exit(0 if found.ready else SERVER)
+
+
+def _down(
+    session: Session,
+    *,
+    timeout: Annotated[float, typer.Option(min=0, max=3600, help="Seconds until everything is killed.")] = 90.0,
+) -> None:
+    """Stop the local cloud; what it holds stays for the next start."""
+    from penstock.processes.up import control
+
+    with _told():
+        stopped = control.down(_folder(session), timeout_s=timeout)
+    typer.echo("stopped" if stopped else "it was not running", err=True)
+
+
+def _serve(
+    _: Session,
+    process: ProcessName,
+    *,
+    only: Annotated[Listener | None, typer.Option(help="Run one of the gateway's listeners.")] = None,
+) -> None:
+    """Run one process, with settings from PENSTOCK_… and the file in PENSTOCK_CONFIG."""
+    if only is not None:
+        if process is not ProcessName.GATEWAY:
+            raise CliError("--only is for the gateway", field="only")
+        os.environ["PENSTOCK_GATEWAY_ONLY"] = only.value
+    with _told():
+        importlib.import_module(f"penstock.processes.{process.value}").main()
+
+
+def _migrate(session: Session) -> None:
+    """Bring the database in PENSTOCK_DATABASE_URL to the newest schema."""
+    from penstock.kit.migrate import migrate
+
+    with _told():
+        migrate(settings.load(_DatabaseSettings, "db", session.environ).database_url)
+
+
+def _pki_init(
+    _: Session,
+    *,
+    dir: Annotated[Path, typer.Option("--dir", help="Where to keep them.")],  # noqa: A002
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address of the gateways; may be repeated.")
+    ] = None,
+) -> None:
+    """Make what is missing of the CA, the gateways' certificate and the keys that sign tasks."""
+    from penstock.fleet import pki
+
+    with _told():
+        try:
+            pki.init(dir, host or ["127.0.0.1", "localhost"])
+        except OSError as error:
+            raise CliError(f"cannot write to {dir}: {error.strerror}", field="dir") from error
+
+
+def _bootstrap(
+    session: Session,
+    *,
+    reset: Annotated[bool, typer.Option("--reset", help="Revoke the administrator's keys, make a new one.")] = False,
+) -> None:
+    """Make the default organisation and its administrator, and print the key: it is shown this one time."""
+    import asyncio
+
+    from penstock.processes.up import database
+
+    with _told():
+        url = settings.load(_DatabaseSettings, "db", session.environ).database_url
+        key = asyncio.run(database.administrator(url, reset=reset))
+    if key is None:
+        raise CliError("there is an administrator already; --reset makes a new key", exit_code=CONFLICT)
+    typer.echo(key)
+
+
+def _folder(session: Session) -> DataFolder:
+    return DataFolder(data_folder(session.flags.data, session.environ))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Expected failures become the command line's own."""
+    try:
+        yield
+    except PenstockError as error:
+        raise CliError(error.detail, code=error.code, field=error.field, exit_code=_EXIT[error.kind]) from error
+
+
+_COLUMNS: Final[Sequence[Column[ProcessStatus]]] = (
+    Column("process", lambda process: process.name),
+    Column("state", lambda process: process.state),
+    Column("pid", lambda process: process.pid),
+    Column("restarts", lambda process: process.restarts),
+    Column("since", lambda process: process.since),
+)

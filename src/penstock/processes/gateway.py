@@ -1,0 +1,248 @@
+"""The gateway: the public edge (unit ports, commands) and the mTLS listener of nodes. Composition root.
+
+Any number of replicas may run, and either listener alone (`only`). A stop drains: requests finish, then the nodes are
+told to come back or go elsewhere.
+"""
+
+import asyncio
+import ipaddress
+import os
+import socket
+import ssl
+from contextlib import AbstractContextManager, AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import asyncpg
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from penstock.access.edge import Edge, EdgeConfig, server
+from penstock.access.execution import Executions
+from penstock.access.peers import Peers
+from penstock.access.ports import Cut
+from penstock.access.proxy import Proxy
+from penstock.access.service import Access
+from penstock.access.sessions import RECHECK_S, Sessions
+from penstock.access.tunnels import CHECK_S, Tunnels
+from penstock.access.upstream import Connections
+from penstock.compute.units import Units
+from penstock.fleet import peer, pki
+from penstock.fleet.enrolment import Addresses, Enrolment
+from penstock.fleet.linkserver import LinkServer
+from penstock.fleet.model import Config
+from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
+from penstock.kit import bus, db, process, settings
+from penstock.kit.bus import Bus
+from penstock.kit.db import Database
+from penstock.kit.errors import Invalid, Unavailable
+from penstock.kit.ids import new_id
+from penstock.wire import subjects
+
+_DRAIN_S: Final = 5.0
+_BACKLOG: Final = 1024
+_SWEEP_S: Final = 1.0
+_EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway needs to know. `advertise` is where other gateways reach the link listener."""
+
+    database_url: str
+    nats_url: str
+    pki_dir: str
+    only: Literal["", "edge", "link"] = ""
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 8081
+    tls_cert: str = ""
+    tls_key: str = ""
+    link_host: str = "127.0.0.1"
+    link_port: Annotated[int, Meta(ge=1, le=65535)] = 8443
+    advertise: str = ""
+    api_url: str = "http://127.0.0.1:8080"
+    link_url: str = "wss://127.0.0.1:8443"
+    database_connections_max: Annotated[int, Meta(ge=2, le=200)] = 10
+    trusted_proxies: str | list[str] = ""
+    allowed_origins: str | list[str] = ""
+    idle_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+    upload_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 64 << 30
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    log_format: str = "json"
+    ops_port: int = 9101
+
+    @property
+    def address(self) -> str:
+        """Host and port of the link listener as others reach it."""
+        host = socket.getfqdn() if self.link_host in _EVERYWHERE else self.link_host
+        return self.advertise or f"{host}:{self.link_port}"
+
+
+class NodeCertificates:
+    """Fleet's answer to who is at the other end."""
+
+    def __init__(self, peers: peer.Peers) -> None:
+        self._peers = peers
+
+    async def admit(self, request: web.BaseRequest, cut: Cut) -> tuple[str, AbstractContextManager[None]]:
+        """The node behind the connection; its certificate is watched while the context is entered."""
+        found = await self._peers.identify(request)
+        return found.node_id, self._peers.hold(found, cut)
+
+    def is_gateway(self, request: web.BaseRequest) -> bool:
+        """Whether another gateway is at the other end."""
+        return peer.is_gateway(request)
+
+
+async def body(stack: AsyncExitStack, settings: Settings) -> None:
+    """Serve until cancelled. The stack is unwound from the last entry: edge, links, listeners, connections."""
+    nats_bus = await stack.enter_async_context(bus.connect(settings.nats_url, name="gateway"))
+    database = await stack.enter_async_context(
+        db.connect(
+            settings.database_url,
+            nats_bus.hint,
+            connections_max=settings.database_connections_max,
+            name="gateway",
+        )
+    )
+    await process.serve_ops(stack, settings.ops_port)
+    folder = Path(settings.pki_dir)
+    gateway_id = new_id("gtw")
+    enrolment = Enrolment(folder, Addresses(api_url=settings.api_url, link_url=settings.link_url), Config())
+    links = LinkServer(database, nats_bus, enrolment, gateway_id=gateway_id, address=settings.address, config=Config())
+    peers = Peers(_peer_tls(folder))
+    stack.push_async_callback(peers.close)
+    tunnels = Tunnels(database, NodeCertificates(links.peers), peers, gateway_id=gateway_id, address=settings.address)
+    async with asyncio.TaskGroup() as tasks:
+        if settings.only != "edge":
+            await _listen_to_nodes(stack, settings, links, tunnels)
+            tasks.create_task(links.run())
+            tasks.create_task(process.every(CHECK_S, tunnels.check, name="tunnels_check"))
+        if settings.only != "link":
+            await _listen_to_people(stack, tasks, settings, database, nats_bus, tunnels)
+
+
+def _peer_tls(folder: Path) -> ssl.SSLContext:
+    """Gateways are known by the URI in their certificate, not by a host name."""
+    context = pki.peer_context(folder)
+    context.check_hostname = False
+    return context
+
+
+async def _listen_to_nodes(stack: AsyncExitStack, settings: Settings, links: LinkServer, tunnels: Tunnels) -> None:
+    app = web.Application()
+    links.add_routes(app)
+    tunnels.add_routes(app)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_DRAIN_S)
+    tls = pki.server_context(Path(settings.pki_dir))
+    await _start(stack, runner, settings.link_host, settings.link_port, tls)
+    stack.push_async_callback(links.close)
+    stack.push_async_callback(tunnels.close)
+
+
+async def _listen_to_people(
+    stack: AsyncExitStack,
+    tasks: asyncio.TaskGroup,
+    settings: Settings,
+    database: Database,
+    nats_bus: Bus,
+    tunnels: Tunnels,
+) -> None:
+    authenticator, units = Authenticator(database), Units()
+    await authenticator.watch(nats_bus)
+    access = Access(database, authenticator, units)
+    sessions = Sessions(database, authenticator, units)
+    await _watch(nats_bus, access, sessions)
+    connections = Connections(tunnels.open)
+    stack.callback(connections.close)
+    edge = Edge(
+        access,
+        sessions,
+        Proxy(connections, idle_s=settings.idle_s, upload_bytes_max=settings.upload_bytes_max),
+        Executions(access, sessions, tunnels.open),
+        config=_edge_config(settings),
+        ready=lambda: _answers(database),
+    )
+    runner = web.ServerRunner(server(edge), shutdown_timeout=_DRAIN_S)
+    await _start(stack, runner, settings.host, settings.port, _edge_tls(settings))
+    tasks.create_task(process.every(RECHECK_S, sessions.recheck, name="sessions_recheck"))
+    tasks.create_task(process.every(_SWEEP_S, connections.sweep, name="connections_sweep"))
+    tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
+
+
+async def _watch(nats_bus: Bus, access: Access, sessions: Sessions) -> None:
+    """Hints make it quick; what they miss is found by the regular checks."""
+
+    async def allocation_changed(subject: str, _: bytes) -> None:
+        allocation_id = subjects.last_token(subject)
+        access.forget(allocation_id)
+        await sessions.recheck_allocation(allocation_id)
+
+    async def revoked(_: str, __: bytes) -> None:
+        await sessions.recheck_keys()
+
+    await nats_bus.on_hint(subjects.ALL_ALLOCATIONS, allocation_changed)
+    await nats_bus.on_hint(subjects.REVOKED, revoked)
+
+
+async def _answers(database: Database) -> bool:
+    try:
+        async with database.read() as conn:
+            return bool(await conn.fetchval("select true"))
+    except (Unavailable, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        return False
+
+
+async def _start(
+    stack: AsyncExitStack, runner: web.BaseRunner, host: str, port: int, tls: ssl.SSLContext | None
+) -> None:
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG).start()
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+def _edge_tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"gateway.tls_cert cannot be used: {error}", field="gateway.tls_cert") from error
+    return context
+
+
+def _edge_config(settings: Settings) -> EdgeConfig:
+    try:
+        proxies = [ipaddress.ip_network(text, strict=False) for text in _texts(settings.trusted_proxies)]
+    except ValueError as error:
+        raise Invalid(f"trusted_proxies: {error}", field="gateway.trusted_proxies") from error
+    return EdgeConfig(
+        allowed_origins=frozenset(_texts(settings.allowed_origins)),
+        trusted_proxies=proxies,
+        upload_bytes_max=settings.upload_bytes_max,
+    )
+
+
+def _texts(value: str | list[str]) -> list[str]:
+    """A list, or its members separated by commas as environments have them."""
+    if isinstance(value, list):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def main() -> None:
+    """Run the process."""
+    loaded = settings.load(Settings, "gateway", os.environ)
+    process.main(
+        "gateway",
+        lambda stack: body(stack, loaded),
+        level=loaded.log_level,
+        log_format=loaded.log_format,
+        otlp_endpoint=loaded.otlp_endpoint,
+    )

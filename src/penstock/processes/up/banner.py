@@ -1,0 +1,46 @@
+"""What `penstock up` prints when everything is ready, in plain words."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from penstock.processes.up.install import Ready
+
+
+def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> str:
+    """Where things are, and three commands to try."""
+    command, instance = _command(), ready.instance
+    places = [
+        ("API", instance.api),
+        ("Gateway", instance.gateway),
+        ("Admin key", instance.key),
+        *([("Temporal's web UI", instance.temporal_ui)] if instance.temporal_ui else []),
+        ("Data and logs", str(folder)),
+    ]
+    width = max(len(name) for name, _ in places)
+    lines = ["", "Penstock is ready.", ""]
+    lines += [f"  {name:<{width}}  {value}" for name, value in places]
+    if ready.simulated_gpus:
+        lines += ["", f"The {ready.simulated_gpus} GPUs of this node are SIMULATED: no NVIDIA GPU is in use."]
+    lines += ["", "Try:"]
+    if not usual_folder:
+        lines.append(f"  export PENSTOCK_DATA={folder}")
+    lines += [
+        f"  {command} alloc create --sku g1.1 --wait",
+        f"  {command} alloc exec ID -- python3 -c 'print(1)'",
+        f"  {command} alloc release ID --wait",
+        "",
+        "Ctrl-C stops everything." if attached else f"{command} down stops everything.",
+    ]
+    return "\n".join(lines)
+
+
+def _command() -> str:
+    """How a person here would call us."""
+    script = Path(sys.executable).with_name("penstock")
+    found = shutil.which("penstock")
+    if found and Path(found) == script:
+        return "penstock"
+    relative = os.path.relpath(script)
+    return relative if not relative.startswith("..") else str(script)

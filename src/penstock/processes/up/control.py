@@ -1,0 +1,66 @@
+"""Looks at and stops a supervisor from outside."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Final
+
+from penstock.kit.errors import Unavailable
+from penstock.processes.up import leftovers
+from penstock.processes.up.folder import DataFolder, Status
+
+_POLL_S: Final = 0.05
+_KILL_GRACE_S: Final = 10.0
+
+
+def status(folder: DataFolder) -> Status:
+    """How things are; a supervisor that was killed left a file, but not its lock."""
+    said = folder.status()
+    if folder.holder() is not None and said is not None:
+        return said
+    return Status(ready=False, api="", gateway="", processes=[])
+
+
+def down(folder: DataFolder, *, timeout_s: float) -> bool:
+    """Stop it and wait; whether there was anything to stop. After the time, everything is killed."""
+    pid = folder.holder()
+    if pid is None:
+        return _clear_orphans(folder)
+    # A handle on the process itself: its number may be another's by the time the signal is sent.
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            if folder.holder() == pid:
+                _stop(folder, handle, timeout_s)
+        finally:
+            os.close(handle)
+    return True
+
+
+def _stop(folder: DataFolder, handle: int, timeout_s: float) -> None:
+    signal.pidfd_send_signal(handle, signal.SIGTERM)
+    if _released(folder, timeout_s):
+        return
+    signal.pidfd_send_signal(handle, signal.SIGTERM)
+    if not _released(folder, _KILL_GRACE_S):
+        raise Unavailable(f"the supervisor did not stop within {timeout_s + _KILL_GRACE_S:.0f} s")
+
+
+def _released(folder: DataFolder, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while folder.holder() is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _clear_orphans(folder: DataFolder) -> bool:
+    """What a killed supervisor left behind."""
+    orphans = list(leftovers.marked(folder.path))
+    for pid in orphans:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    folder.forget()
+    return bool(orphans)

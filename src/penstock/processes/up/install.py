@@ -1,0 +1,132 @@
+"""One install, from an empty folder to ready, and back to nothing running."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.embedded.child import rotate
+from penstock.fleet import pki
+from penstock.processes.up import database, leftovers, localnode, programs, servers
+from penstock.processes.up.display import Display
+from penstock.processes.up.endpoints import HOST, Wanted, choose
+from penstock.processes.up.folder import DataFolder, Instance, Status
+from penstock.processes.up.programs import CONTROL, Addresses
+from penstock.processes.up.servers import Servers, Starter
+from penstock.processes.up.supervisor import Supervisor
+from penstock.sdk.client import AsyncClient
+from penstock.wire.rest import Node
+
+_ROTATE_EVERY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What there is to tell once everything answers."""
+
+    instance: Instance
+    simulated_gpus: int
+    notes: list[str]
+
+
+class Install:
+    """Starts and stops the programs of one data folder, and keeps status.json true."""
+
+    def __init__(self, folder: DataFolder, wanted: Wanted, display: Display, environ: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._display = display
+        self._environ = environ
+        self._ports, self._notes = choose(wanted, folder.ports())
+        self._supervisor = Supervisor(self._changed, display.say)
+        self._instance: Instance | None = None
+        self._simulated_gpus = 0
+        self._complete = False
+
+    async def start(self) -> Ready:
+        """Bring everything up; returns when an allocation could be made."""
+        await leftovers.clear(self._folder.path, grace_s=5.0)
+        self._folder.save_ports(self._ports)
+        for note in self._notes:
+            self._display.say(note)
+        async with self._display.live():
+            running = await self._start_servers()
+            addresses = Addresses(
+                database_url=running.database_url,
+                nats_url=running.nats_url,
+                temporal_address=running.temporal_address,
+                ports=self._ports,
+            )
+            await asyncio.gather(*(self._start_control(name, addresses) for name in CONTROL))
+            instance = self._save_instance(addresses, running)
+            async with self._display.step("local node"):
+                node = await self._start_node(addresses, instance)
+        self._simulated_gpus = node.gpus_total if node.simulated else 0
+        self._complete = True
+        self._changed()
+        return Ready(instance=instance, simulated_gpus=self._simulated_gpus, notes=self._notes)
+
+    async def _start_servers(self) -> Servers:
+        ours = not self._environ.get("PENSTOCK_DATABASE_URL", "")
+
+        async def prepare(url: str) -> None:
+            await database.prepare(url, self._folder, ours=ours)
+
+        starter = Starter(self._folder, self._supervisor, self._display, self._environ)
+        running, _ = await asyncio.gather(
+            starter.start(prepare), asyncio.to_thread(pki.init, self._folder.pki, [HOST, "localhost"])
+        )
+        return running
+
+    async def _start_control(self, name: str, addresses: Addresses) -> None:
+        async with self._display.step(name):
+            await self._supervisor.launch(programs.control(name, self._folder, addresses, self._environ))
+
+    async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
+        async with AsyncClient(instance.api, instance.key) as client:
+            token = await localnode.enrolment_token(client, self._folder)
+            await self._supervisor.launch(programs.agent(self._folder, addresses, self._environ, token))
+            return await localnode.until_ready(client)
+
+    def _save_instance(self, addresses: Addresses, running: Servers) -> Instance:
+        self._instance = Instance(
+            api=addresses.api,
+            gateway=addresses.gateway,
+            key=self._folder.admin_key.read_text().strip(),
+            pid=os.getpid(),
+            temporal_ui=running.temporal_ui,
+        )
+        self._folder.save_instance(self._instance)
+        return self._instance
+
+    async def keep_logs_bounded(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(_ROTATE_EVERY_S)
+            for log in self._folder.log.glob("*.log"):
+                await asyncio.to_thread(rotate, log)
+
+    async def stop(self) -> None:
+        """The agent with its units first, then those that use the servers, then the servers; nothing stays."""
+        self._complete = False
+        for names in (("agent",), CONTROL, servers.NAMES):
+            await self._supervisor.stop(names)
+        await leftovers.clear(self._folder.path, grace_s=2.0)
+        self._folder.forget()
+
+    def kill(self) -> None:
+        """End every child at once."""
+        self._supervisor.kill()
+
+    def _changed(self) -> None:
+        self._folder.save_status(
+            Status(
+                ready=self._complete and self._supervisor.ready,
+                api=self._instance.api if self._instance else "",
+                gateway=self._instance.gateway if self._instance else "",
+                processes=self._supervisor.statuses(),
+                pid=os.getpid(),
+                notes=self._notes,
+                simulated_gpus=self._simulated_gpus,
+            )
+        )

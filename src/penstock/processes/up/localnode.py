@@ -1,0 +1,63 @@
+"""Makes this machine a node of its own install, through the same API as any other host."""
+
+import asyncio
+import shutil
+from typing import Final
+
+from penstock.kit.errors import Unavailable
+from penstock.node import identity
+from penstock.processes.up.folder import DataFolder
+from penstock.sdk.client import AsyncClient
+from penstock.sdk.errors import NotFound, SdkError
+from penstock.wire.rest import Node
+
+NAME: Final = "local"
+_RETIRED: Final = frozenset({"retired", "revoked"})
+_READY_TIMEOUT_S: Final = 60.0
+_POLL_S: Final = 0.1
+
+
+async def enrolment_token(client: AsyncClient, folder: DataFolder) -> str:
+    """A token for the agent when it needs one; empty when its certificate still serves."""
+    kept = await asyncio.to_thread(identity.load, folder.node)
+    node = await _known(client, kept.node_id) if kept else None
+    if kept and node is None:
+        # The database does not know this node (any more): what the agent keeps for it is of no use.
+        await asyncio.to_thread(shutil.rmtree, folder.node)
+    if node is not None and identity.usable(kept):
+        return ""
+    node = node or await _named(client)
+    if node is None:
+        return (await client.nodes.enrolment_token(NAME)).token
+    return (await client.nodes.recovery_token(node.id)).token
+
+
+async def until_ready(client: AsyncClient) -> Node:
+    """Wait until the control plane would place work on it."""
+    last = "it has not enrolled"
+    for _ in range(int(_READY_TIMEOUT_S / _POLL_S)):
+        try:
+            node = await _named(client)
+        except SdkError as error:
+            node, last = None, error.message
+        if node is not None:
+            if node.state == "ready" and node.gpus_total > 0:
+                return node
+            last = f"its state is {node.state}, with {node.gpus_total} GPUs"
+        await asyncio.sleep(_POLL_S)
+    raise Unavailable(f"the local node was not ready after {_READY_TIMEOUT_S:.0f} s: {last}")
+
+
+async def _known(client: AsyncClient, node_id: str) -> Node | None:
+    try:
+        node = await client.nodes.get(node_id)
+    except NotFound:
+        return None
+    return None if node.state in _RETIRED else node
+
+
+async def _named(client: AsyncClient) -> Node | None:
+    async for node in client.nodes.list():
+        if node.name == NAME and node.state not in _RETIRED:
+            return node
+    return None

@@ -1,0 +1,144 @@
+"""What the supervisor starts: our own processes and the embedded servers, each with just the environment it needs."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from penstock.embedded import child
+from penstock.embedded.child import Child
+from penstock.embedded.ports import free_port, listening
+from penstock.embedded.server import Server
+from penstock.processes.up import leftovers
+from penstock.processes.up.endpoints import HOST
+from penstock.processes.up.folder import DataFolder, Ports
+from penstock.processes.up.supervisor import Program
+
+CONTROL: Final = ("relay", "worker", "api", "gateway")
+#: Settings that say where truth and keys are: the agent, which serves tenants, must not even know them.
+_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR")
+_HEALTH_TIMEOUT_S: Final = 2.0
+#: The agent stops its units first.
+_AGENT_GRACE_S: Final = 45.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where everything is."""
+
+    database_url: str
+    nats_url: str
+    temporal_address: str
+    ports: Ports
+
+    @property
+    def api(self) -> str:
+        """For people."""
+        return f"http://{HOST}:{self.ports.api}"
+
+    @property
+    def gateway(self) -> str:
+        """For people's data."""
+        return f"http://{HOST}:{self.ports.gateway}"
+
+    @property
+    def link(self) -> str:
+        """For nodes."""
+        return f"wss://{HOST}:{self.ports.link}"
+
+
+def of_server(server: Server, folder: DataFolder) -> Program:
+    """An embedded server."""
+    return Program(
+        name=server.name,
+        start=lambda: server.start(leftovers.mark(folder.path)),
+        answers=server.answers,
+        ready_timeout_s=server.ready_timeout_s,
+        stop_signal=server.stop_signal,
+        grace_s=30.0,
+    )
+
+
+def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]) -> Program:
+    """A process of the control plane."""
+    given = {
+        "PENSTOCK_DATABASE_URL": addresses.database_url,
+        "PENSTOCK_NATS_URL": addresses.nats_url,
+        "PENSTOCK_TEMPORAL_ADDRESS": addresses.temporal_address,
+        "PENSTOCK_PKI_DIR": str(folder.pki),
+        "PENSTOCK_API_PORT": str(addresses.ports.api),
+        "PENSTOCK_GATEWAY_PORT": str(addresses.ports.gateway),
+        "PENSTOCK_GATEWAY_LINK_PORT": str(addresses.ports.link),
+        **_public(addresses),
+    }
+    ports = {"api": (addresses.ports.api,), "gateway": (addresses.ports.gateway, addresses.ports.link)}
+    return _process(name, folder, {**environ, **given}, listens_on=ports.get(name, ()))
+
+
+def agent(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str], enrolment: str) -> Program:
+    """The local node. Its units survive a crash of it, and end with a clean stop."""
+    hidden = {f"PENSTOCK_{name}" for name in _PRIVATE}
+    given = {
+        "PENSTOCK_AGENT_DATA_DIR": str(folder.node),
+        "PENSTOCK_AGENT_ENROLMENT_TOKEN": enrolment,
+        "PENSTOCK_AGENT_KEEP_UNITS_ON_STOP": "false",
+        **_public(addresses),
+    }
+    environment = {name: value for name, value in environ.items() if name not in hidden}
+    return _process("agent", folder, {**environment, **given}, grace_s=_AGENT_GRACE_S, owns_group=False)
+
+
+def _public(addresses: Addresses) -> dict[str, str]:
+    return {
+        "PENSTOCK_API_URL": addresses.api,
+        "PENSTOCK_GATEWAY_URL": addresses.gateway,
+        "PENSTOCK_LINK_URL": addresses.link,
+    }
+
+
+def _process(
+    name: str,
+    folder: DataFolder,
+    environ: Mapping[str, str],
+    *,
+    listens_on: Sequence[int] = (),
+    grace_s: float = 15.0,
+    owns_group: bool = True,
+) -> Program:
+    ops_port = free_port()
+    env = {**environ, **leftovers.mark(folder.path), f"PENSTOCK_{name.upper()}_OPS_PORT": str(ops_port)}
+
+    async def start() -> Child:
+        command = [sys.executable, "-P", "-m", "penstock.command", "serve", name]
+        return await child.start(name, command, log=log_of(folder, name), env=env, cwd=folder.path)
+
+    async def answers() -> bool:
+        return await _healthy(ops_port) and all(listening(port) for port in listens_on)
+
+    return Program(
+        name=name,
+        start=start,
+        answers=answers,
+        grace_s=grace_s,
+        owns_group=owns_group,
+    )
+
+
+def log_of(folder: DataFolder, name: str) -> Path:
+    """Where the output of a program goes."""
+    return folder.log / f"{name}.log"
+
+
+async def _healthy(ops_port: int) -> bool:
+    try:
+        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(HOST, ops_port)
+            try:
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return (await reader.readline()).split()[1:2] == [b"200"]
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False

@@ -1,0 +1,222 @@
+"""Keeps programs running: starts them, waits until they answer, starts them again when they end.
+
+No crash of a child ends a watch. A program that never becomes ready is an error for who asked for it; one that was
+ready once is started again for ever, with a bounded back-off.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from penstock.embedded.child import Child
+from penstock.kit.clock import backoff_s, utc_now
+from penstock.kit.errors import PenstockError, Unavailable
+from penstock.kit.telemetry import logger
+from penstock.processes.up.folder import ProcessStatus
+
+_log = logger(__name__)
+#: A child that ran this long was healthy: its next crash starts the back-off over.
+_STEADY_S: Final = 30.0
+_BACKOFF_CAP_S: Final = 10.0
+_FIRST_STARTS_MAX: Final = 3
+
+
+class State(StrEnum):
+    """Where a watched program is."""
+
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is watched. The agent does not own its group: its units must survive a crash of it."""
+
+    name: str
+    start: Callable[[], Awaitable[Child]]
+    answers: Callable[[], Awaitable[bool]]
+    ready_timeout_s: float = 60.0
+    stop_signal: signal.Signals = signal.SIGTERM
+    grace_s: float = 15.0
+    owns_group: bool = True
+
+
+class Watched:
+    """One program under watch."""
+
+    def __init__(self, program: Program, changed: Callable[[], None], say: Callable[[str], None]) -> None:
+        self.program = program
+        self.restarts = 0
+        self._changed = changed
+        self._say = say
+        self._state = State.STARTING
+        self._since = utc_now()
+        self._child: Child | None = None
+        self._stopping = False
+        self._was_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._watch(), name=f"watch {program.name}")
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers, as far as we know."""
+        return self._state is State.READY
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child that runs now."""
+        return self._child.pid if self._child is not None and self._child.running else None
+
+    def status(self) -> ProcessStatus:
+        """As `penstock status` shows it."""
+        return ProcessStatus(
+            name=self.program.name,
+            pid=self.pid,
+            state=self._state.value,
+            restarts=self.restarts,
+            since=_timestamp(self._since),
+        )
+
+    async def until_ready(self) -> None:
+        """Return when it has answered for the first time; raise when its first starts all failed."""
+        await asyncio.shield(self._was_ready)
+
+    async def stop(self) -> None:
+        """End the watch and the child."""
+        self._stopping = True
+        self._move(State.STOPPING)
+        if self._child is not None:
+            await self._child.stop(self.program.stop_signal, grace_s=self.program.grace_s)
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self._child is not None:
+            # A start that was under way when the stop began.
+            await self._child.stop(self.program.stop_signal, grace_s=self.program.grace_s)
+        if not self._was_ready.done():
+            self._was_ready.cancel()
+        self._move(State.STOPPED)
+
+    def kill(self) -> None:
+        """End the child at once."""
+        if self._child is not None:
+            self._child.kill()
+
+    async def _watch(self) -> None:
+        failures = 0
+        while not self._stopping:
+            began = asyncio.get_running_loop().time()
+            reason = await self._run_once()
+            if self._stopping:
+                return
+            steady = asyncio.get_running_loop().time() - began > _STEADY_S
+            failures = 1 if steady else failures + 1
+            if not self._was_ready.done() and failures >= _FIRST_STARTS_MAX:
+                self._was_ready.set_exception(Unavailable(reason))
+                return
+            await self._pause(failures, reason)
+
+    async def _run_once(self) -> str:
+        """Start it and wait for its end; why it ended, in words."""
+        try:
+            await self._start_and_wait()
+        except PenstockError as error:
+            return error.detail
+        except Exception as error:  # noqa: BLE001 (the watch outlives whatever one start does)
+            _log.exception("start_failed", program=self.program.name)
+            return f"{self.program.name} could not be started: {error!r}"
+        finally:
+            if not self._stopping:
+                await self._clear()
+        return f"{self.program.name} {self._child.ending if self._child else 'ended'}"
+
+    async def _start_and_wait(self) -> None:
+        self._move(State.STARTING)
+        starting = asyncio.ensure_future(self.program.start())
+        try:
+            child = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Whoever stops us must find the child that is on its way.
+            self._child = await starting
+            raise
+        self._child = child
+        self._changed()
+        await child.wait_until(self.program.answers, timeout_s=self.program.ready_timeout_s)
+        self._became_ready()
+        await child.process.wait()
+
+    def _became_ready(self) -> None:
+        self._move(State.READY)
+        if not self._was_ready.done():
+            self._was_ready.set_result(None)
+
+    async def _clear(self) -> None:
+        """Leave nothing of a child that failed before the next one starts."""
+        if self._child is None:
+            return
+        self._child.kill()
+        await self._child.process.wait()
+        if self.program.owns_group:
+            self._child.kill_group()
+
+    async def _pause(self, failures: int, reason: str) -> None:
+        self.restarts += 1
+        delay_s = backoff_s(failures - 1, base_s=0.2, cap_s=_BACKOFF_CAP_S)
+        self._say(f"{reason.splitlines()[0]}; starting it again in {delay_s:.1f} s")
+        self._move(State.WAITING)
+        await asyncio.sleep(delay_s)
+
+    def _move(self, state: State) -> None:
+        self._state = state
+        self._since = utc_now()
+        self._changed()
+
+
+class Supervisor:
+    """All watched programs of one install."""
+
+    def __init__(self, changed: Callable[[], None], say: Callable[[str], None]) -> None:
+        self._changed = changed
+        self._say = say
+        self._watched: list[Watched] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether every program answers."""
+        return bool(self._watched) and all(watched.ready for watched in self._watched)
+
+    def statuses(self) -> list[ProcessStatus]:
+        """Of all programs, in the order of their start."""
+        return [watched.status() for watched in self._watched]
+
+    async def launch(self, program: Program) -> Watched:
+        """Watch it from now on; returns when it answers. One that never does is no longer watched."""
+        watched = Watched(program, self._changed, self._say)
+        self._watched.append(watched)
+        try:
+            await watched.until_ready()
+        except Unavailable:
+            await watched.stop()
+            self._watched.remove(watched)
+            raise
+        return watched
+
+    async def stop(self, names: Iterable[str]) -> None:
+        """Stop these programs together; those that do not run are no error."""
+        wanted = set(names)
+        stops = [watched.stop() for watched in self._watched if watched.program.name in wanted]
+        await asyncio.gather(*stops)
+
+    def kill(self) -> None:
+        """End every child at once."""
+        for watched in self._watched:
+            watched.kill()
+
+
+def _timestamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

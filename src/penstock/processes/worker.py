@@ -1,0 +1,144 @@
+"""The worker: sagas on Temporal, and the loops that keep rows and the world together. Composition root.
+
+Any number of replicas may run. Postgres is the only thing that it cannot do without.
+"""
+
+import asyncio
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.compute.model import Deadlines, Limits
+from penstock.compute.service.advance import Advance
+from penstock.compute.service.release import Release
+from penstock.compute.service.waiting import Waiting
+from penstock.compute.service.watch import Patience, Watch
+from penstock.fleet import slots
+from penstock.fleet.model import Config
+from penstock.fleet.pki import TaskSigner
+from penstock.fleet.sweeper import Sweeper
+from penstock.fleet.tasks import Tasks
+from penstock.flows import hosting
+from penstock.flows.activities import Activities, Timing
+from penstock.flows.outcomes import Outcomes
+from penstock.flows.reconcile import NodeKeeper, SagaKeeper
+from penstock.flows.sagas import Sagas
+from penstock.kit import bus, db, process, settings
+from penstock.kit.bus import Bus
+from penstock.kit.process import every
+from penstock.wire import subjects
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker needs to know."""
+
+    database_url: str
+    nats_url: str
+    temporal_address: str
+    pki_dir: str
+    temporal_namespace: str = "default"
+    database_connections_max: Annotated[int, Meta(ge=4, le=200)] = 20
+    provisioning_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 120
+    releasing_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 300
+    unit_start_s: Annotated[float, Meta(gt=0, le=3600)] = 60
+    unit_stop_s: Annotated[float, Meta(gt=0, le=3600)] = 30
+    heartbeat_s: Annotated[float, Meta(gt=0, le=300)] = 5
+    node_lost_after_s: Annotated[float, Meta(gt=0, le=86_400)] = 600
+    saga_idle_s: Annotated[float, Meta(gt=0, le=3600)] = 15
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    log_format: str = "json"
+    ops_port: int = 9103
+
+    @property
+    def limits(self) -> Limits:
+        """Compute's bounds."""
+        deadlines = Deadlines(provisioning_s=self.provisioning_deadline_s, releasing_s=self.releasing_deadline_s)
+        return Limits(deadlines=deadlines)
+
+
+async def body(stack: AsyncExitStack, settings: Settings) -> None:
+    """Run until cancelled."""
+    nats_bus = await stack.enter_async_context(bus.connect(settings.nats_url, name="worker"))
+    database = await stack.enter_async_context(
+        db.connect(
+            settings.database_url,
+            nats_bus.hint,
+            connections_max=settings.database_connections_max,
+            name="worker",
+        )
+    )
+    await process.serve_ops(stack, settings.ops_port)
+    tasks = Tasks(TaskSigner.load(Path(settings.pki_dir)))
+    outcomes, sagas = Outcomes(), Sagas()
+    await outcomes.watch(nats_bus)
+    await sagas.watch(nats_bus)
+    activities = Activities(
+        database,
+        Advance(slots, settings.limits),
+        tasks,
+        outcomes,
+        Timing(start_s=settings.unit_start_s, stop_s=settings.unit_stop_s),
+    )
+    watch = Watch(database, Patience(idle_s=settings.saga_idle_s))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(hosting.host(settings.temporal_address, settings.temporal_namespace, sagas, activities.all()))
+        group.create_task(Sweeper(database, _fleet_config(settings)).run())
+        await _start_waiting(group, nats_bus, Waiting(database, settings.limits))
+        _start_saga_loops(group, SagaKeeper(watch, sagas), watch)
+        _start_node_loops(group, NodeKeeper(database, watch, Release(settings.limits), tasks))
+
+
+def _fleet_config(settings: Settings) -> Config:
+    return Config(heartbeat_s=settings.heartbeat_s, lost_after_s=settings.node_lost_after_s)
+
+
+async def _start_waiting(group: asyncio.TaskGroup, nats_bus: Bus, waiting: Waiting) -> None:
+    """Offer capacity when some came back, and every two seconds in case the hint was lost."""
+    woken = asyncio.Event()
+
+    async def wake(_: str, __: bytes) -> None:
+        woken.set()
+
+    async def offer() -> None:
+        woken.clear()
+        await waiting.place_all()
+        try:
+            await asyncio.wait_for(woken.wait(), 2.0)
+        except TimeoutError:
+            return
+
+    await nats_bus.on_hint(subjects.CAPACITY, wake, queue="worker")
+    group.create_task(every(0.0, offer, name="place_waiting"))
+    group.create_task(every(1.0, waiting.expire, name="expire_requests"))
+
+
+def _start_saga_loops(group: asyncio.TaskGroup, keeper: SagaKeeper, watch: Watch) -> None:
+    group.create_task(every(1.0, keeper.undriven, name="undriven_sagas"))
+    group.create_task(every(1.0, keeper.overdue, name="overdue_sagas"))
+    group.create_task(every(5.0, watch.count, name="count_allocations"))
+
+
+def _start_node_loops(group: asyncio.TaskGroup, keeper: NodeKeeper) -> None:
+    group.create_task(every(2.0, keeper.lost_nodes, name="lost_nodes"))
+    group.create_task(every(2.0, keeper.draining_nodes, name="draining_nodes"))
+    group.create_task(every(1.0, keeper.exited_units, name="exited_units"))
+    group.create_task(every(5.0, keeper.missing_units, name="missing_units"))
+    group.create_task(every(5.0, keeper.failed_releases, name="failed_releases"))
+    group.create_task(every(5.0, keeper.orphan_units, name="orphan_units"))
+
+
+def main() -> None:
+    """Run the process."""
+    loaded = settings.load(Settings, "worker", os.environ)
+    process.main(
+        "worker",
+        lambda stack: body(stack, loaded),
+        level=loaded.log_level,
+        log_format=loaded.log_format,
+        otlp_endpoint=loaded.otlp_endpoint,
+    )

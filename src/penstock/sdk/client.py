@@ -1,0 +1,106 @@
+"""The two clients: the same resources, run by the blocking or by the asynchronous executor."""
+
+from typing import TYPE_CHECKING, Final, Generic
+
+from penstock.sdk.blocking import BlockingExecutor
+from penstock.sdk.compute import Allocations, Skus
+from penstock.sdk.feed import Audit, DeadLetters, Events
+from penstock.sdk.fleet import Nodes
+from penstock.sdk.identity import Keys, Organisations, Projects, ServiceAccounts, Users
+from penstock.sdk.protocol import Steps, call
+from penstock.sdk.resources import Resource, X, operation
+from penstock.sdk.target import Target
+from penstock.wire.rest import Whoami
+
+if TYPE_CHECKING:
+    from penstock.sdk.asynchronous import AsyncExecutor  # noqa: F401 - named in a base class below
+
+TIMEOUT_S: Final = 30.0
+
+
+class _Resources(Resource[X], Generic[X]):
+    """Everything that the API offers."""
+
+    def __init__(self, executor: X) -> None:
+        super().__init__(executor)
+        self.organisations = Organisations(executor)
+        self.projects = Projects(executor)
+        self.users = Users(executor)
+        self.service_accounts = ServiceAccounts(executor)
+        self.keys = Keys(executor)
+        self.nodes = Nodes(executor)
+        self.skus = Skus(executor)
+        self.allocations = Allocations(executor)
+        self.events = Events(executor)
+        self.audit = Audit(executor)
+        self.dead_letters = DeadLetters(executor)
+
+    @operation
+    def whoami(self) -> Steps[Whoami]:
+        """The caller as the server sees it."""
+        return call("GET", "/whoami", Whoami)
+
+
+class Client(_Resources[BlockingExecutor]):
+    """A blocking client; it may be shared by threads.
+
+    >>> with penstock.Client("https://cloud.example", "psk_…") as client:
+    ...     allocation = client.allocations.create("g1.1")
+    ...     client.allocations.wait(allocation.id)
+    """
+
+    def __init__(
+        self,
+        api_url: str,
+        key: str,
+        *,
+        project: str | None = None,
+        gateway_url: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        target = Target.of(api_url, key, project=project, gateway_url=gateway_url)
+        super().__init__(BlockingExecutor(target, timeout_s=timeout_s))
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections; the client may be used again."""
+        self.executor.close()
+
+
+class AsyncClient(_Resources["AsyncExecutor"]):
+    """The same as `Client`, to be awaited; it belongs to one event loop.
+
+    >>> async with penstock.AsyncClient("https://cloud.example", "psk_…") as client:
+    ...     async for allocation in client.allocations.list():
+    ...         print(allocation.id)
+    """
+
+    def __init__(
+        self,
+        api_url: str,
+        key: str,
+        *,
+        project: str | None = None,
+        gateway_url: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        # Here, because aiohttp takes longer to import than a command of the CLI takes to run.
+        from penstock.sdk.asynchronous import AsyncExecutor
+
+        target = Target.of(api_url, key, project=project, gateway_url=gateway_url)
+        super().__init__(AsyncExecutor(target, timeout_s=timeout_s))
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.executor.close()

@@ -1,0 +1,87 @@
+"""Runs a command in a unit over a WebSocket. Leaving early closes the socket, which kills the command."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+
+from penstock.sdk.commands import EOF_FRAME, Command, ending
+from penstock.sdk.errors import BadAnswer, InvalidArgument, Unreachable, for_status
+from penstock.sdk.failures import unreachable
+from penstock.wire.tunnel import STDERR, STDIN, STDOUT
+
+if TYPE_CHECKING:
+    from penstock.sdk.asynchronous import AsyncExecutor
+
+_HEARTBEAT_S: Final = 20.0
+_FRAME_BYTES_MAX: Final = 4 << 20
+#: The largest piece of standard input in one frame.
+CHUNK_BYTES: Final = 64 << 10
+
+Write = Callable[[int, bytes], None]
+
+
+async def once(data: bytes) -> AsyncIterator[bytes]:
+    """Standard input that is known beforehand."""
+    for start in range(0, len(data), CHUNK_BYTES):
+        yield data[start : start + CHUNK_BYTES]
+
+
+async def execute(
+    executor: "AsyncExecutor", command: Command, *, stdin: AsyncIterator[bytes], write: Write
+) -> tuple[int, str]:
+    """The command's exit code and class. `write` gets each piece of output with its channel."""
+    gateway = executor.target.gateway_url
+    if not gateway:
+        raise InvalidArgument("running a command needs the gateway's address", field="gateway_url")
+    host = gateway.partition("://")[2]
+    url = f"{gateway}/ws/exec/{command.allocation_id}"
+    try:
+        async with executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX) as socket:
+            await socket.send_str(command.opening())
+            return await _converse(socket, stdin, write)
+    except aiohttp.WSServerHandshakeError as error:
+        raise _refused(error) from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise unreachable(host, error, executor.timeout_s) from error
+
+
+async def _converse(
+    socket: aiohttp.ClientWebSocketResponse, stdin: AsyncIterator[bytes], write: Write
+) -> tuple[int, str]:
+    sender = asyncio.create_task(_send(socket, stdin))
+    try:
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.TEXT:
+                last = ending(message.data)
+                return last.code, last.exit_class
+            if message.type is aiohttp.WSMsgType.BINARY:
+                _deliver(message.data, write)
+        raise Unreachable("the gateway closed the connection before the command ended", sent=True)
+    finally:
+        sender.cancel()
+        with suppress(asyncio.CancelledError, aiohttp.ClientError, OSError):
+            await sender
+
+
+async def _send(socket: aiohttp.ClientWebSocketResponse, stdin: AsyncIterator[bytes]) -> None:
+    async for chunk in stdin:
+        await socket.send_bytes(bytes((STDIN,)) + chunk)
+    await socket.send_str(EOF_FRAME)
+
+
+def _deliver(frame: bytes, write: Write) -> None:
+    if not frame or frame[0] not in {STDOUT, STDERR}:
+        raise BadAnswer("the gateway sent data on an unknown channel")
+    write(frame[0], frame[1:])
+
+
+def _refused(error: aiohttp.WSServerHandshakeError) -> Exception:
+    if error.status < 400:
+        return BadAnswer(f"the gateway does not speak WebSocket here (status {error.status})", status=error.status)
+    kind = for_status(error.status)
+    words = {401: "the key is not valid", 403: "your role does not allow this", 404: "no such allocation"}
+    message = words.get(error.status, f"the gateway refused with status {error.status}")
+    return kind(message, code=f"http_{error.status}", status=error.status)

@@ -1,0 +1,76 @@
+"""GPU hosts, for operators."""
+
+from penstock.sdk.protocol import Listing, Steps, call, identifier
+from penstock.sdk.resources import Resource, X, listing, operation
+from penstock.wire import rest
+from penstock.wire.rest import Page
+
+
+class Nodes(Resource[X]):
+    """GPU hosts."""
+
+    @listing
+    def list(self, *, state: str | None = None, limit: int | None = None) -> Listing[rest.Node]:
+        """All nodes, or those in one state."""
+        return Listing(path="/nodes", answer=Page[rest.Node], query={"state": state}, limit=limit)
+
+    @operation
+    def get(self, node_id: str) -> Steps[rest.Node]:
+        """One node with its GPUs."""
+        return call("GET", _node(node_id), rest.Node)
+
+    @operation
+    def enrolment_token(self, node_name: str, *, gpus_approved: int = 1024) -> Steps[rest.EnrolmentToken]:
+        """A single-use token that lets a host become the node of this name."""
+        body = rest.EnrolmentTokenCreate(node_name=node_name, gpus_approved=gpus_approved)
+        return call("POST", "/nodes/enrolment-tokens", rest.EnrolmentToken, body=body, create=True)
+
+    @operation
+    def recovery_token(self, node_id: str) -> Steps[rest.EnrolmentToken]:
+        """A token that gives a node whose certificate was lost a new one."""
+        return call("POST", f"{_node(node_id)}/recovery-tokens", rest.EnrolmentToken, create=True)
+
+    @operation
+    def cordon(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
+        """Place nothing new on it."""
+        return _change(node_id, "cordon", reason)
+
+    @operation
+    def uncordon(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
+        """Place on it again."""
+        return _change(node_id, "uncordon", reason)
+
+    @operation
+    def drain(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
+        """Release what runs on it and place nothing new."""
+        return _change(node_id, "drain", reason)
+
+    @operation
+    def revoke(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
+        """Take its certificate away: it is out within seconds."""
+        return _change(node_id, "revoke", reason)
+
+    @operation
+    def retire(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
+        """Remove it for good."""
+        return _change(node_id, "retire", reason)
+
+    @operation
+    def force_cleanup(self, node_id: str, slot_id: str, *, reason: str = "") -> Steps[rest.NodeGpu]:
+        """Give back a slot whose cleanup could not be proved: you vouch that nothing of its last tenant is left."""
+        path = f"{_node(node_id)}/slots/{identifier('slt', slot_id, name='slot_id')}/force-cleanup"
+        body = rest.SlotCleanup(runtime_verified_absent=True, reason=reason)
+        return call("POST", path, rest.NodeGpu, body=body)
+
+    @listing
+    def tasks(self, node_id: str, *, limit: int | None = None) -> Listing[rest.Task]:
+        """What the node was asked to do."""
+        return Listing(path=f"{_node(node_id)}/tasks", answer=Page[rest.Task], limit=limit)
+
+
+def _node(node_id: str) -> str:
+    return f"/nodes/{identifier('nod', node_id, name='node_id')}"
+
+
+def _change(node_id: str, verb: str, reason: str) -> Steps[rest.Node]:
+    return call("POST", f"{_node(node_id)}/{verb}", rest.Node, body=rest.NodeStateChange(reason=reason))

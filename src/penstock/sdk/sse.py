@@ -1,0 +1,68 @@
+"""Following the live events, without any I/O: parsing server-sent events, resuming, and when to try again.
+
+The cursor moves only past events that were handed on, so a broken connection neither loses nor repeats one.
+"""
+
+from typing import Final
+
+import msgspec
+
+from penstock.sdk.errors import BadAnswer, Unreachable
+from penstock.sdk.protocol import PREFIX, Request, Steps, backoff_s, call, query_string
+from penstock.wire.rest import EventOut, Page
+
+_BUFFER_BYTES_MAX: Final = 4 << 20
+#: Connections that end without bringing any data, in a row.
+_FAILURES_MAX: Final = 8
+
+
+class Follower:
+    """One subscription across all of its connections."""
+
+    def __init__(self, after: str | None, *, event_type: str | None = None, aggregate_id: str | None = None) -> None:
+        self._cursor = after
+        self._only = {"event_type": event_type, "aggregate_id": aggregate_id}
+        self._buffer = b""
+        self._failures = 0
+
+    def begin(self) -> Steps[None]:
+        """Find the newest event, so that a connection that breaks before its first event resumes there too."""
+        if self._cursor is None:
+            newest = yield from call("GET", "/events", Page[EventOut], query={"order": "desc", "limit": 1})
+            self._cursor = newest.items[0].cursor if newest.items else None
+
+    def request(self) -> Request:
+        """Open the stream where it broke off."""
+        self._buffer = b""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if self._cursor:
+            headers["Last-Event-ID"] = self._cursor
+        return Request(method="GET", path=f"{PREFIX}/events/stream{query_string(self._only)}", headers=headers)
+
+    def feed(self, chunk: bytes) -> list[EventOut]:
+        """The events that are complete now."""
+        self._failures = 0
+        data = (self._buffer + chunk).replace(b"\r\n", b"\n")
+        *blocks, self._buffer = data.split(b"\n\n")
+        if len(self._buffer) > _BUFFER_BYTES_MAX:
+            raise BadAnswer(f"an event is larger than {_BUFFER_BYTES_MAX} bytes")
+        return [event for block in blocks if (event := self._event(block)) is not None]
+
+    def _event(self, block: bytes) -> EventOut | None:
+        lines = [line.partition(b":") for line in block.split(b"\n")]
+        data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
+        if not data:
+            return None
+        try:
+            event = msgspec.json.decode(data, type=EventOut)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadAnswer(f"an event is not as the API says: {error}") from error
+        self._cursor = event.cursor
+        return event
+
+    def lost(self, error: Unreachable | None) -> float:
+        """Seconds to wait before connecting again; raises when it keeps failing."""
+        self._failures += 1
+        if self._failures > _FAILURES_MAX or (error is not None and not error.passing):
+            raise error or Unreachable("the event stream keeps ending", sent=True)
+        return backoff_s(self._failures)

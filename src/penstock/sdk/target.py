@@ -1,0 +1,75 @@
+"""Where a client's requests go and as whom. The key is never shown by `repr`."""
+
+import re
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from penstock.kit import ids
+from penstock.sdk.errors import InvalidArgument
+
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,4096}")
+_UNPRINTABLE: Final = re.compile(r"[^\x21-\x7e]")
+_URL_CHARS_MAX: Final = 2048
+_API_SUFFIX: Final = "/api/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A server and the caller's credential for it."""
+
+    api_url: str
+    key: str = field(repr=False)
+    project: str | None = None
+    gateway_url: str | None = None
+
+    @classmethod
+    def of(cls, api_url: str, key: str, *, project: str | None = None, gateway_url: str | None = None) -> "Target":
+        """Check everything that goes into a request line or a header."""
+        if project is not None and not ids.is_id("prj", project):
+            raise InvalidArgument("project must look like prj_ followed by 26 letters and digits", field="project")
+        return cls(
+            api_url=base_url(api_url, name="api_url"),
+            key=check_key(key),
+            project=project,
+            gateway_url=base_url(gateway_url, name="gateway_url") if gateway_url else None,
+        )
+
+    @property
+    def split(self) -> SplitResult:
+        """The parts of the API's address."""
+        return urlsplit(self.api_url)
+
+    def headers(self) -> dict[str, str]:
+        """What every request carries."""
+        headers = {
+            "Authorization": f"Bearer {self.key}",
+            "User-Agent": "penstock",
+            "Accept-Encoding": "identity",
+        }
+        return headers | {"Penstock-Project": self.project} if self.project else headers
+
+
+def check_key(key: str) -> str:
+    """The key, if it can stand in a header."""
+    if not _KEY.fullmatch(key):
+        raise InvalidArgument("the key must be 1 to 4096 printable ASCII characters without spaces", field="key")
+    return key
+
+
+def base_url(text: str, *, name: str) -> str:
+    """The address in its one form: scheme and host in lower case, no trailing slash, no `/api/v1`."""
+    if not text or len(text) > _URL_CHARS_MAX or _UNPRINTABLE.search(text):
+        raise InvalidArgument(f"{name} must be a URL without spaces, line breaks or control characters", field=name)
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidArgument(f"{name} is not a valid URL: {error}", field=name) from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InvalidArgument(f"{name} must start with http:// or https:// and name a host", field=name)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise InvalidArgument(f"{name} must not contain a user, a query or a fragment", field=name)
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    path = re.sub(r"/+", "/", parts.path).rstrip("/").removesuffix(_API_SUFFIX)
+    return f"{parts.scheme}://{host}" + (f":{port}" if port else "") + path

@@ -1,0 +1,34 @@
+"""The whole cloud, started once for all tests that drive it from outside."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cloud import Cloud, processes_of
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Cloud]:
+    """A running cloud with 64 simulated GPUs. Tests share it: they release what they take."""
+    with tempfile.TemporaryDirectory(prefix="penstock-e2e-") as folder:
+        cloud = Cloud(Path(folder) / "data")
+        cloud.up()
+        try:
+            yield cloud
+        finally:
+            cloud.down()
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    """An install of a test's own, not started; stopped at the end."""
+    made = Cloud(tmp_path / "data")
+    yield made
+    made.run("down", "--timeout", "20", timeout_s=120)
+    left = processes_of(made.data)
+    for pid in left:
+        os.kill(pid, 9)
+    assert left == {}

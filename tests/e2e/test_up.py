@@ -1,0 +1,170 @@
+"""`penstock up` from an empty folder to a rented GPU, and through everything that can end it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Servers
+from e2e.cloud import SIMULATED_GPUS, Cloud, processes_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def eventually(check: Callable[[], object], *, within_s: float) -> None:
+    """Fail when `check` is not true in time."""
+    deadline = time.monotonic() + within_s
+    while not check():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+def rent(cloud: Cloud) -> str:
+    """An active allocation's id."""
+    allocation = cloud.json("alloc", "create", "--sku", "g1.1", "--wait", timeout_s=90)
+    assert allocation["state"] == "active"
+    return allocation["id"]
+
+
+def test_a_gpu_is_rented_used_and_released(stack: Cloud) -> None:
+    allocation = rent(stack)
+    assert stack.ok("alloc", "exec", allocation, "--", "python3", "-c", "print(6 * 7)") == "42\n"
+    assert stack.json("alloc", "release", allocation, "--wait", timeout_s=90)["state"] == "released"
+
+
+def test_status_names_every_process_and_where_people_connect(stack: Cloud) -> None:
+    status = stack.json("status")
+    assert status["ready"] is True
+    assert status["api"] == f"http://127.0.0.1:{stack.ports[0]}"
+    assert status["gateway"] == f"http://127.0.0.1:{stack.ports[1]}"
+    names = {entry["name"] for entry in status["processes"]}
+    assert names == {"postgres", "nats", "temporal", "relay", "worker", "api", "gateway", "agent"}
+    assert all(Path(f"/proc/{entry['pid']}").exists() for entry in status["processes"])
+
+
+def test_the_key_is_found_and_the_gpus_say_that_they_are_simulated(stack: Cloud) -> None:
+    assert stack.json("whoami")["operator"] is True
+    nodes = stack.json("node", "list")["items"]
+    assert [(node["simulated"], node["gpus_total"]) for node in nodes] == [(True, SIMULATED_GPUS)]
+
+
+def test_a_second_up_on_the_same_folder_is_refused(stack: Cloud) -> None:
+    refused = stack.run("up", "--detach")
+    assert refused.returncode == 5
+    assert f"{stack.data} is in use by another `penstock up` (pid {stack.instance['pid']})" in refused.stderr
+    assert stack.status()["ready"] is True
+
+
+def test_nothing_in_the_folder_can_be_read_by_others(stack: Cloud) -> None:
+    assert stack.data.stat().st_mode & 0o077 == 0
+    for name in ("instance.json", "status.json", "admin.key", "postgres.password"):
+        assert (stack.data / name).stat().st_mode & 0o077 == 0, name
+
+
+def test_the_agent_is_given_no_platform_credential(stack: Cloud) -> None:
+    environment = Path(f"/proc/{stack.pid_of('agent')}/environ").read_text()
+    for name in ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR"):
+        assert f"PENSTOCK_{name}=" not in environment
+
+
+@pytest.mark.parametrize("process", ["api", "gateway", "worker", "relay", "agent", "nats", "temporal", "postgres"])
+def test_a_killed_process_comes_back_and_the_cloud_works(stack: Cloud, process: str) -> None:
+    before = stack.pid_of(process)
+    os.kill(before, signal.SIGKILL)
+
+    def recovered() -> bool:
+        status = stack.status()
+        entry = next(entry for entry in status["processes"] if entry["name"] == process)
+        return status["ready"] and entry["pid"] != before and entry["restarts"] >= 1
+
+    eventually(recovered, within_s=60)
+    eventually(lambda: stack.run("node", "list", "--state", "ready").stdout.count("local") == 1, within_s=30)
+    allocation = rent(stack)
+    assert stack.json("alloc", "release", allocation, "--wait", timeout_s=90)["state"] == "released"
+
+
+def test_ctrl_c_leaves_no_process(cloud: Cloud) -> None:
+    with subprocess.Popen(
+        cloud.command("up", *cloud.port_options()),
+        env=cloud.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as up:
+        eventually(lambda: cloud.status()["ready"], within_s=120)
+        rent(cloud)
+        os.killpg(up.pid, signal.SIGINT)
+        output, _ = up.communicate(timeout=90)
+    assert up.returncode == 0, output
+    assert "Penstock is ready." in output
+    assert "alloc create --sku g1.1 --wait" in output
+    assert "SIMULATED" in output
+    assert processes_of(cloud.data) == {}
+    assert cloud.status() == {"ready": False, "api": "", "gateway": "", "processes": []}
+
+
+def test_after_kill_9_of_the_supervisor_the_next_up_goes_on(cloud: Cloud) -> None:
+    cloud.up()
+    key, kept, nodes = cloud.key, rent(cloud), cloud.json("node", "list")["items"]
+    children = {entry["pid"] for entry in cloud.status()["processes"]}
+    os.kill(cloud.instance["pid"], signal.SIGKILL)
+    eventually(lambda: not children & set(processes_of(cloud.data)), within_s=10)
+    assert cloud.run("status").returncode == 2
+    cloud.up()
+    assert cloud.key == key
+    assert [node["id"] for node in cloud.json("node", "list")["items"]] == [node["id"] for node in nodes]
+    # The unit outlived its supervisor and was adopted.
+    assert cloud.json("alloc", "show", kept)["state"] == "active"
+    assert cloud.ok("alloc", "exec", kept, "--", "echo", "still here") == "still here\n"
+    assert cloud.json("alloc", "release", kept, "--wait", timeout_s=90)["state"] == "released"
+
+
+def test_temporal_and_nats_may_lose_everything_while_stopped(cloud: Cloud) -> None:
+    cloud.up()
+    first = rent(cloud)
+    os.kill(cloud.instance["pid"], signal.SIGKILL)
+    eventually(lambda: cloud.run("status").returncode == 2, within_s=10)
+    eventually(lambda: not any("nats-server" in command for command in processes_of(cloud.data).values()), within_s=10)
+    shutil.rmtree(cloud.data / "nats")
+    shutil.rmtree(cloud.data / "temporal")
+    cloud.up()
+    assert cloud.json("alloc", "show", first)["state"] == "active"
+    assert cloud.json("alloc", "release", first, "--wait", timeout_s=90)["state"] == "released"
+    assert cloud.json("alloc", "release", rent(cloud), "--wait", timeout_s=90)["state"] == "released"
+
+
+def test_servers_named_by_the_environment_are_used_and_none_is_started(
+    cloud: Cloud, servers: Servers, database_url: str
+) -> None:
+    given = {
+        "PENSTOCK_DATABASE_URL": database_url,
+        "PENSTOCK_NATS_URL": servers.nats_url,
+        "PENSTOCK_TEMPORAL_ADDRESS": servers.temporal_address,
+    }
+    outside = Cloud(cloud.data, given, cloud.ports)
+    outside.up()
+    names = {entry["name"] for entry in outside.status()["processes"]}
+    assert names == {"relay", "worker", "api", "gateway", "agent"}
+    assert not (outside.data / "postgres").exists()
+    assert outside.json("alloc", "release", rent(outside), "--wait", timeout_s=90)["state"] == "released"
+    outside.down()
+
+
+def test_a_port_that_was_asked_for_and_is_taken_is_named(cloud: Cloud) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = cloud.run("up", "--detach", "--api-port", str(port))
+    assert refused.returncode == 2
+    assert f"port {port}, wanted for the api, is in use" in refused.stderr
+
+
+def test_down_without_up_is_no_error(cloud: Cloud) -> None:
+    assert cloud.run("down").returncode == 0
+    assert cloud.run("status").returncode == 2

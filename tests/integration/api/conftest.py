@@ -1,0 +1,216 @@
+"""A really running api process on a database of its own, and people with keys of all sorts."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+import pytest
+
+from penstock.embedded.child import free_port
+from penstock.fleet import pki
+from penstock.identity.bootstrap import bootstrap
+from penstock.kit import db
+
+SKU = {
+    "description": "one",
+    "gpu_model": "*",
+    "gpu_counts": [1, 2],
+    "price_microusd_per_gpu_hour": 1_000_000,
+    "memory_bytes_per_gpu": 1 << 30,
+    "cpus_per_gpu": 1,
+}
+
+
+@dataclass
+class Answer:
+    """What the server said."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+    json: Any
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The envelope's inside."""
+        assert set(self.json) == {"error"}, self.json
+        assert {"code", "message", "correlation_id"} <= set(self.json["error"])
+        return self.json["error"]
+
+
+@dataclass
+class Api:
+    """The running process and how to talk to it."""
+
+    port: int
+    database_url: str
+    admin_key: str
+    process: asyncio.subprocess.Process
+    log: Path
+    session: aiohttp.ClientSession = field(repr=False)
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        key: str | None = None,
+        json: Any = None,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        """One request below /api/v1; `key` defaults to the administrator's, empty sends none."""
+        secret = self.admin_key if key is None else key
+        sent = {"Authorization": f"Bearer {secret}"} if secret else {}
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        url = f"http://127.0.0.1:{self.port}/api/v1{path}"
+        async with self.session.request(
+            method, url, json=json, data=body, headers={**sent, **(headers or {})}
+        ) as response:
+            content = await response.read()
+            is_json = response.headers.get("Content-Type", "").startswith("application/json")
+            parsed = await response.json() if content and is_json else None
+            return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, content, parsed)
+
+    async def raw(self, request: bytes, *, timeout_s: float = 12.0) -> tuple[bytes, bool]:
+        """Send bytes as they are; all that came back, and whether the server closed the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        received = b""
+        try:
+            writer.write(request)
+            await writer.drain()
+            async with asyncio.timeout(timeout_s):
+                while chunk := await reader.read(65536):
+                    received += chunk
+            return received, True
+        except TimeoutError:
+            return received, False
+        except ConnectionResetError:
+            return received, True
+        finally:
+            writer.close()
+
+
+@pytest.fixture(scope="package")
+async def api(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
+    """The api, bootstrapped, with one SKU."""
+    name = f"api_{os.urandom(6).hex()}"
+    admin = await asyncpg.connect(servers.admin_url)
+    await admin.execute(f"create database {name} template {servers.template}")
+    database_url = servers.admin_url.rsplit("/", 1)[0] + f"/{name}"
+    async with db.connect(database_url, lambda *_: None) as database, database.transaction() as tx:
+        admin_key = await bootstrap(tx)
+    assert admin_key is not None
+    folder = tmp_path_factory.mktemp("api")
+    pki.init(folder / "pki", ["127.0.0.1"])
+    async with aiohttp.ClientSession() as session:
+        running = await _start(servers, database_url, admin_key, folder, session)
+        try:
+            answer = await running.call("PUT", "/skus/g1.1", json=SKU)
+            assert answer.status == 200, answer.content
+            yield running
+        finally:
+            if running.process.returncode is None:
+                running.process.terminate()
+                await asyncio.wait_for(running.process.wait(), 15)
+    await admin.execute(f"drop database {name} with (force)")
+    await admin.close()
+
+
+async def _start(servers: Any, database_url: str, admin_key: str, folder: Path, session: aiohttp.ClientSession) -> Api:
+    port = free_port()
+    log = folder / "api.log"
+    environment = {
+        **os.environ,
+        "PENSTOCK_DATABASE_URL": database_url,
+        "PENSTOCK_NATS_URL": servers.nats_url,
+        "PENSTOCK_PKI_DIR": str(folder / "pki"),
+        "PENSTOCK_API_PORT": str(port),
+        "PENSTOCK_API_OPS_PORT": "0",
+    }
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            "from penstock.processes.api import main; main()",
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+    running = Api(port, database_url, admin_key, process, log, session)
+    for _ in range(200):
+        if process.returncode is not None:
+            raise RuntimeError(log.read_text())
+        try:
+            async with session.get(f"http://127.0.0.1:{port}/readyz") as response:
+                if response.status == 200:
+                    return running
+        except aiohttp.ClientError:
+            pass
+        await asyncio.sleep(0.05)
+    raise RuntimeError(log.read_text())
+
+
+@dataclass(frozen=True)
+class Person:
+    """A key and where it works."""
+
+    key: str
+    key_id: str
+    project_id: str
+
+
+@dataclass(frozen=True)
+class People:
+    """Who there is: a project with members of all roles, a sister project, and a stranger's organisation."""
+
+    owner: Person
+    admin: Person
+    developer: Person
+    viewer: Person
+    sister: Person
+    stranger: Person
+    revoked: Person
+
+
+@pytest.fixture(scope="package")
+async def people(api: Api) -> People:
+    """Made through the api itself."""
+    home = await made(api, "/projects", {"name": "home"})
+    sister = await made(api, "/projects", {"name": "sister"})
+    elsewhere = await made(api, "/organisations", {"name": "elsewhere"})
+    strange = await made(api, "/projects", {"name": "strange", "organisation_id": elsewhere["id"]})
+    roles = {role: await person(api, home["id"], role) for role in ("owner", "admin", "developer", "viewer")}
+    revoked = await person(api, home["id"], "owner")
+    answer = await api.call("DELETE", f"/keys/{revoked.key_id}", headers={"Penstock-Project": home["id"]})
+    assert answer.status == 204
+    return People(
+        **roles,
+        sister=await person(api, sister["id"], "owner"),
+        stranger=await person(api, strange["id"], "owner"),
+        revoked=revoked,
+    )
+
+
+async def made(api: Api, path: str, body: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """The object that a create answered."""
+    answer = await api.call("POST", path, json=body, headers=headers)
+    assert answer.status == 201, answer.content
+    return answer.json
+
+
+async def person(api: Api, project_id: str, role: str) -> Person:
+    """A service account of this role with a key."""
+    there = {"Penstock-Project": project_id}
+    account = await made(api, "/service-accounts", {"name": f"sa {role}", "role": role}, **there)
+    key = await made(
+        api, "/keys", {"name": f"key {role}", "role": role, "service_account_id": account["id"]}, **there
+    )
+    return Person(key["secret"], key["key"]["id"], project_id)

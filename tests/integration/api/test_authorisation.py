@@ -1,0 +1,218 @@
+"""Every route of the contract × everyone who may not: refused, and another project's object looks absent.
+
+The routes come from the running server's own OpenAPI document, so a route that is added is walked too. One with a body
+needs a sample here, or the walk fails.
+"""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from .conftest import SKU, Api, People, made
+
+UNKNOWN = "0" * 26
+CANARY = "canary-9e1f"
+#: What a viewer may do. Everything else is refused with 403.
+VIEWER_MAY = {
+    "getAllocation",
+    "getProject",
+    "getQuota",
+    "getSku",
+    "listAllocations",
+    "listEvents",
+    "listMembers",
+    "listOrganisations",
+    "listProjects",
+    "listSkus",
+    "streamEvents",
+    "whoami",
+}
+BODIES: dict[str, Any] = {
+    "createAllocation": {"sku": "g1.1"},
+    "createEnrolmentToken": {"node_name": "stranger"},
+    "createKey": {"name": "k", "role": "viewer"},
+    "createOrganisation": {"name": "o"},
+    "createProject": {"name": "p"},
+    "createServiceAccount": {"name": "s", "role": "viewer"},
+    "createUser": {"issuer": "i", "subject": "s", "display_name": "d"},
+    "putMember": {"role": "viewer"},
+    "putQuota": {"gpus_max": 1},
+    "putSku": SKU,
+    "releaseAllocation": {},
+    "updateAllocation": {"name": "n"},
+    "updateProject": {"name": "n"},
+    "forceSlotCleanup": {"runtime_verified_absent": True},
+    **dict.fromkeys(("cordonNode", "uncordonNode", "drainNode", "revokeNode", "retireNode"), {}),
+}
+PREFIXES = {
+    "project_id": "prj",
+    "key_id": "key",
+    "account_id": "sva",
+    "principal_id": "usr",
+    "allocation_id": "alc",
+    "node_id": "nod",
+    "slot_id": "slt",
+    "event_id": "evt",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route."""
+
+    id: str
+    method: str
+    path: str
+    public: bool
+    has_body: bool
+
+    @property
+    def parameters(self) -> list[str]:
+        """The ids in its path."""
+        return re.findall(r"{(\w+)}", self.path)
+
+    def at(self, ids: dict[str, str]) -> str:
+        """Its path below /api/v1 with these ids; what is not among them is unknown to everyone."""
+        given = {name: ids.get(name, f"{PREFIXES.get(name, 'xxx')}_{UNKNOWN}") for name in self.parameters}
+        return self.path.removeprefix("/api/v1").format(**given)
+
+
+@pytest.fixture(scope="package")
+async def operations(api: Api) -> list[Operation]:
+    async with api.session.get(f"http://127.0.0.1:{api.port}/api/openapi.json") as response:
+        document = await response.json(content_type=None)
+    return [
+        Operation(
+            inner["operationId"], method.upper(), path, inner.get("security") == [], "requestBody" in inner
+        )
+        for path, methods in document["paths"].items()
+        for method, inner in methods.items()
+    ]
+
+
+@pytest.fixture(scope="package")
+async def objects(api: Api, people: People) -> dict[str, str]:
+    """The ids of things that are in the home project, all with the canary in their name."""
+    home = {"Penstock-Project": people.owner.project_id}
+    account = await made(api, "/service-accounts", {"name": CANARY, "role": "viewer"}, **home)
+    key = await made(
+        api, "/keys", {"name": CANARY, "role": "viewer", "service_account_id": account["id"]}, **home
+    )
+    allocation = await made(
+        api, "/allocations", {"sku": "g1.1", "name": CANARY, "wait_s": 600, "labels": {"l": CANARY}}, **home
+    )
+    token = await made(api, "/nodes/enrolment-tokens", {"node_name": CANARY})
+    return {
+        "project_id": people.owner.project_id,
+        "account_id": account["id"],
+        "principal_id": account["id"],
+        "key_id": key["key"]["id"],
+        "allocation_id": allocation["id"],
+        "node_id": token["node_id"],
+        "name": "g1.1",
+    }
+
+
+async def send(api: Api, operation: Operation, ids: dict[str, str], key: str) -> tuple[int, Any]:
+    """Status and body without what differs by nature; streams are read for a moment."""
+    if operation.id == "streamEvents" and key:
+        return await peek(api, operation.at(ids), key)
+    if operation.has_body and operation.id not in BODIES:
+        pytest.fail(f"add a sample body for {operation.id}")
+    answer = await api.call(operation.method, operation.at(ids), key=key, json=BODIES.get(operation.id))
+    body = answer.json
+    if answer.status >= 400:
+        assert answer.error.pop("correlation_id")
+    return answer.status, body
+
+
+async def peek(api: Api, path: str, key: str) -> tuple[int, Any]:
+    url = f"http://127.0.0.1:{api.port}/api/v1{path}"
+    async with api.session.get(url, headers={"Authorization": f"Bearer {key}"}) as response:
+        if response.status != 200:
+            body = await response.json()
+            body["error"].pop("correlation_id")
+            return response.status, body
+        try:
+            async with asyncio.timeout(0.3):
+                return 200, (await response.content.read()).decode()
+        except TimeoutError:
+            return 200, ""
+
+
+async def test_nobody_passes_without_a_valid_key(
+    api: Api, people: People, operations: list[Operation], objects: dict[str, str]
+) -> None:
+    for operation in operations:
+        if operation.public:
+            continue
+        for key in ("", people.revoked.key, "psk_" + "A" * 43):
+            status, body = await send(api, operation, objects, key)
+            assert status == 401, (operation, key[:8], body)
+            assert body["error"]["code"] == "unauthenticated"
+
+
+def test_only_enrolment_is_public(operations: list[Operation]) -> None:
+    assert {operation.id for operation in operations if operation.public} == {"enrolNode"}
+
+
+async def test_viewers_only_look(
+    api: Api, people: People, operations: list[Operation], objects: dict[str, str]
+) -> None:
+    assert {operation.id for operation in operations} >= VIEWER_MAY
+    for operation in operations:
+        if operation.public:
+            continue
+        status, body = await send(api, operation, objects, people.viewer.key)
+        expected = 200 if operation.id in VIEWER_MAY else 403
+        assert status == expected, (operation, body)
+
+
+@pytest.mark.parametrize("who", ["sister", "stranger"])
+async def test_anothers_object_looks_absent(
+    who: str, api: Api, people: People, operations: list[Operation], objects: dict[str, str]
+) -> None:
+    key = getattr(people, who).key
+    walked = 0
+    for operation in operations:
+        owned = [name for name in operation.parameters if name != "name"]
+        if operation.public or not owned:
+            continue
+        theirs = await send(api, operation, objects, key)
+        unknown = await send(api, operation, {"name": "g1.1"}, key)
+        assert theirs == unknown, operation
+        assert theirs[0] in (403, 404), (operation, theirs)
+        walked += 1
+    assert walked >= 20
+
+
+@pytest.mark.parametrize("who", ["sister", "stranger"])
+async def test_lists_show_nothing_of_others(
+    who: str, api: Api, people: People, operations: list[Operation], objects: dict[str, str]
+) -> None:
+    secrets = {CANARY, *objects.values()} - {"g1.1"}
+    for operation in operations:
+        if operation.method == "GET" and not operation.parameters:
+            status, body = await send(api, operation, objects, getattr(people, who).key)
+            assert status in (200, 403), (operation, body)
+            assert not [secret for secret in secrets if secret in str(body)], operation
+
+
+async def test_owners_do_see_their_own(api: Api, people: People, objects: dict[str, str]) -> None:
+    """Without this, the walks above would pass on a server that refuses everything."""
+    for path in (f"/allocations/{objects['allocation_id']}", f"/keys/{objects['key_id']}"):
+        answer = await api.call("GET", path, key=people.owner.key)
+        assert answer.status == 200
+        assert CANARY in str(answer.json)
+
+
+async def test_a_key_is_bound_to_its_project(api: Api, people: People) -> None:
+    for project_id in (people.sister.project_id, f"prj_{UNKNOWN}", "nonsense"):
+        answer = await api.call(
+            "GET", "/whoami", key=people.owner.key, headers={"Penstock-Project": project_id}
+        )
+        assert answer.status == 403
+        assert answer.error["code"] == "identity.key_bound"

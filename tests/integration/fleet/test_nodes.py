@@ -1,0 +1,294 @@
+"""Nodes go through their life by heartbeats and orders; slots are placeable only when everything is well."""
+
+import asyncio
+
+import pytest
+
+from integration.fleet.agent import inventory
+from integration.fleet.conftest import Connect, Enrol, Holders
+from penstock.fleet import nodes as queries
+from penstock.fleet import slots
+from penstock.fleet.errors import AbsenceNotVerified, IllegalMove, NodeInUse, SlotHeld, SlotNotBlocked
+from penstock.fleet.model import NodeEvent
+from penstock.fleet.nodes import Nodes
+from penstock.fleet.store import nodes as node_rows
+from penstock.fleet.sweeper import Sweeper
+from penstock.kit.caller import Caller
+from penstock.kit.db import Database
+from penstock.kit.errors import NotFound, StaleRow
+from penstock.kit.ids import new_id
+from penstock.wire.link import GpuReport, HeartbeatAck, UnitReport, UnitState, Welcome
+
+
+async def placeable(database: Database) -> list[str]:
+    async with database.read() as conn:
+        return [
+            row["gpu_uuid"] for row in await conn.fetch("select gpu_uuid from fleet.placeable_slots order by gpu_index")
+        ]
+
+
+async def state_of(database: Database, node_id: str) -> str:
+    async with database.read() as conn:
+        return await conn.fetchval("select state from fleet.nodes where id = $1", node_id)
+
+
+async def facts(database: Database, node_id: str) -> list[tuple[str, int]]:
+    async with database.read() as conn:
+        rows = await conn.fetch(
+            "select type, version from kit.outbox where aggregate_id = $1 order by version", node_id
+        )
+    return [(row["type"].removeprefix("fleet.node_"), row["version"]) for row in rows]
+
+
+async def test_a_life_from_registration_to_the_end(
+    database: Database, enrol: Enrol, connect: Connect, nodes: Nodes, operator: Caller
+) -> None:
+    node_id = (await enrol()).node_id
+    assert await placeable(database) == []
+    agent = await connect()
+    await agent.join()
+    assert await placeable(database) == ["GPU-0", "GPU-1"]
+    for order, state in (
+        (nodes.cordon, "cordoned"),
+        (nodes.cordon, "cordoned"),
+        (nodes.drain, "draining"),
+        (nodes.uncordon, "ready"),
+        (nodes.drain, "draining"),
+    ):
+        async with database.transaction() as tx:
+            assert (await order(tx, operator, node_id, "because")).state == state
+        assert await placeable(database) == (["GPU-0", "GPU-1"] if state == "ready" else [])
+    async with database.read() as conn:
+        assert await queries.draining(conn) == [node_id]
+        assert await queries.reachable(conn, node_id)
+        assert await queries.gateway_of(conn, node_id) == "gtw_1:1"
+    async with database.transaction() as tx:
+        await nodes.retire(tx, operator, node_id, "sold")
+    assert (await agent.closed()).code == 4401
+    assert await facts(database, node_id) == [
+        ("registered", 1),
+        ("enrolled", 2),
+        ("ready", 3),
+        ("cordoned", 4),
+        ("draining", 5),
+        ("uncordoned", 6),
+        ("draining", 7),
+        ("retired", 8),
+    ]
+    async with database.read() as conn:
+        actions = await conn.fetch("select action from kit.audit where target_id = $1 order by id", node_id)
+    assert [row["action"].removeprefix("nodes.") for row in actions] == [
+        "create_enrolment_token",
+        "enrol",
+        "cordon",
+        "drain",
+        "uncordon",
+        "drain",
+        "retire",
+    ]
+
+
+async def test_silence_makes_a_node_unreachable_then_lost_and_it_returns_as_it_was_wished(
+    database: Database, enrol: Enrol, connect: Connect, nodes: Nodes, operator: Caller, sweeper: Sweeper
+) -> None:
+    node_id = (await enrol()).node_id
+    agent = await connect()
+    await agent.join()
+    async with database.transaction() as tx:
+        await nodes.cordon(tx, operator, node_id, "")
+    await asyncio.sleep(1.6)
+    await sweeper.sweep_nodes()
+    assert await state_of(database, node_id) == "unreachable"
+    async with database.read() as conn:
+        assert not await queries.reachable(conn, node_id)
+        assert await queries.lost(conn) == []
+    async with database.transaction() as tx:
+        assert (await nodes.drain(tx, operator, node_id, "")).state == "unreachable"
+    await asyncio.sleep(1.6)
+    await asyncio.gather(*(sweeper.sweep_nodes() for _ in range(3)))
+    assert await state_of(database, node_id) == "lost"
+    async with database.read() as conn:
+        assert await queries.lost(conn) == [node_id]
+        assert await queries.last_heartbeat_at(conn, node_id) is not None
+    await agent.beat()
+    await agent.expect(HeartbeatAck)
+    await sweeper.sweep_nodes()
+    assert await state_of(database, node_id) == "draining"
+    assert [fact for fact, _ in await facts(database, node_id)][-5:] == [
+        "cordoned",
+        "unreachable",
+        "draining",
+        "lost",
+        "draining",
+    ]
+
+
+async def test_a_new_link_brings_a_lost_node_back_at_once(
+    database: Database, enrol: Enrol, connect: Connect, sweeper: Sweeper
+) -> None:
+    node_id = (await enrol()).node_id
+    agent = await connect()
+    await agent.join()
+    await agent.socket.close()
+    await asyncio.sleep(1.6)
+    await sweeper.sweep_nodes()
+    assert await state_of(database, node_id) == "unreachable"
+    await (await connect()).join()
+    assert await state_of(database, node_id) == "ready"
+
+
+async def test_the_second_writer_of_a_node_loses(database: Database, enrol: Enrol) -> None:
+    node_id = (await enrol()).node_id
+    async with database.read() as conn:
+        node = await node_rows.find(conn, node_id)
+    assert node is not None
+    async with database.transaction() as tx:
+        await node_rows.move(tx, node, NodeEvent.RETURN_READY, "")
+    with pytest.raises(StaleRow):
+        async with database.transaction() as tx:
+            await node_rows.move(tx, node, NodeEvent.REVOKE, "")
+
+
+async def test_orders_that_make_no_sense_are_refused(
+    database: Database, enrol: Enrol, connect: Connect, nodes: Nodes, operator: Caller, claims: Holders
+) -> None:
+    node_id = (await enrol()).node_id
+    with pytest.raises(IllegalMove):
+        async with database.transaction() as tx:
+            await nodes.cordon(tx, operator, node_id, "")
+    with pytest.raises(NotFound):
+        async with database.transaction() as tx:
+            await nodes.cordon(tx, operator, new_id("nod"), "")
+    agent = await connect()
+    await agent.join()
+    claims.held = {"slt_1": "alc_1"}
+    with pytest.raises(NodeInUse):
+        async with database.transaction() as tx:
+            await nodes.retire(tx, operator, node_id, "")
+    assert await state_of(database, node_id) == "ready"
+
+
+async def test_a_vanished_gpu_is_missing_and_a_sick_one_in_quarantine(
+    database: Database, enrol: Enrol, connect: Connect
+) -> None:
+    await enrol()
+    agent = await connect()
+    await agent.join(gpus=3)
+    await agent.beat(gpus=[GpuReport(uuid="GPU-1", healthy=False, detail="xid 79")])
+    await agent.expect(HeartbeatAck)
+    assert await placeable(database) == ["GPU-0", "GPU-2"]
+    agent = await connect()
+    await agent.send(agent.hello(inventory=inventory(2)))
+    await agent.expect(Welcome)
+    assert await placeable(database) == ["GPU-0"]
+    await agent.beat(gpus=[GpuReport(uuid="GPU-1", healthy=True)])
+    await agent.expect(HeartbeatAck)
+    assert await placeable(database) == ["GPU-0", "GPU-1"]
+    agent = await connect()
+    await agent.join(gpus=3)
+    assert await placeable(database) == ["GPU-0", "GPU-1", "GPU-2"]
+    async with database.read() as conn:
+        rows = await conn.fetch("select type, payload from kit.outbox where type like 'fleet.slot_%' order by seq")
+    assert [(row["type"].removeprefix("fleet.slot_"), row["payload"]["gpu_uuid"]) for row in rows] == [
+        ("quarantined", "GPU-1"),
+        ("missing", "GPU-2"),
+        ("healthy", "GPU-1"),
+        ("healthy", "GPU-2"),
+    ]
+
+
+async def test_a_replaced_gpu_takes_the_place_within_the_approved_number(
+    database: Database, enrol: Enrol, connect: Connect
+) -> None:
+    await enrol(gpus_approved=2)
+    agent = await connect()
+    await agent.join(gpus=2)
+    agent = await connect()
+    await agent.send(agent.hello(inventory=inventory(2, first=1)))
+    await agent.expect(Welcome)
+    assert await placeable(database) == ["GPU-1", "GPU-2"]
+
+
+async def test_a_blocked_slot_comes_back_only_when_somebody_has_looked(
+    database: Database, enrol: Enrol, connect: Connect, operator: Caller, claims: Holders
+) -> None:
+    node_id = (await enrol()).node_id
+    await (await connect()).join()
+    async with database.read() as conn:
+        slot_id = await conn.fetchval("select slot_id from fleet.placeable_slots where gpu_index = 0")
+
+    async def force(*, verified: bool = True, slot: str = slot_id) -> None:
+        async with database.transaction() as tx:
+            await slots.force_cleanup(
+                tx,
+                operator,
+                claims,
+                node_id=node_id,
+                slot_id=slot,
+                runtime_verified_absent=verified,
+                reason="looked",
+            )
+
+    with pytest.raises(SlotNotBlocked):
+        await force()
+    async with database.transaction() as tx:
+        await slots.block(tx, [slot_id], "no proof")
+    assert await placeable(database) == ["GPU-1"]
+    await (await connect()).join()
+    assert await placeable(database) == ["GPU-1"]
+    with pytest.raises(AbsenceNotVerified):
+        await force(verified=False)
+    with pytest.raises(NotFound):
+        await force(slot=new_id("slt"))
+    claims.held = {slot_id: "alc_1"}
+    with pytest.raises(SlotHeld):
+        await force()
+    claims.held = {}
+    assert await placeable(database) == ["GPU-1"]
+    await force()
+    assert await placeable(database) == ["GPU-0", "GPU-1"]
+    async with database.read() as conn:
+        detail = await conn.fetchval("select detail from kit.audit where action = 'slots.force_cleanup'")
+    assert (detail["blocked"], detail["reason"]) == ("no proof", "looked")
+
+
+async def test_the_reported_units_replace_those_before(database: Database, enrol: Enrol, connect: Connect) -> None:
+    one, two = await enrol("n1"), await enrol("n2")
+    agents = [await connect("n1"), await connect("n2")]
+    for agent in agents:
+        await agent.join()
+
+    async def report(number: int, *units: UnitReport) -> None:
+        await agents[number].beat(units=list(units))
+        await agents[number].expect(HeartbeatAck)
+
+    running = UnitReport(unit_id="alc_a", state=UnitState.RUNNING)
+    await report(0, running, UnitReport(unit_id="alc_b", state=UnitState.STARTING))
+    await report(1, running)
+    await report(0, UnitReport(unit_id="alc_a", state=UnitState.EXITED, exit_code=137, exit_class="oom"))
+    async with database.read() as conn:
+        rows = await conn.fetch("select node_id, unit_id, state, exit_code, exit_class from fleet.units")
+    assert {tuple(row) for row in rows} == {
+        (one.node_id, "alc_a", "exited", 137, "oom"),
+        (two.node_id, "alc_a", "running", None, ""),
+    }
+
+
+async def test_many_heartbeats_are_one_statement(database: Database, enrol: Enrol, connect: Connect) -> None:
+    names = [f"n{number}" for number in range(5)]
+    for name in names:
+        await enrol(name)
+    agents = [await connect(name) for name in names]
+    for agent in agents:
+        await agent.join()
+    await asyncio.sleep(1.1)
+    for agent in agents:
+        for _ in range(20):
+            await agent.beat()
+    for agent in agents:
+        await agent.expect(HeartbeatAck)
+    async with database.read() as conn:
+        spread = await conn.fetchval("select count(distinct date_trunc('second', at)) from fleet.heartbeats")
+        written = await conn.fetchval("select count(distinct xmin::text) from fleet.heartbeats")
+    assert written <= 2
+    assert spread <= 2

@@ -1,0 +1,37 @@
+"""Which ports an install takes."""
+
+import pytest
+
+from penstock.kit.errors import Invalid
+from penstock.processes.up import endpoints
+from penstock.processes.up.endpoints import USUAL, Wanted, choose
+from penstock.processes.up.folder import Ports
+
+
+def test_the_usual_ports_are_taken_when_they_are_free() -> None:
+    assert choose(Wanted(), None, available=lambda _: True) == (USUAL, [])
+
+
+def test_the_ports_of_the_last_start_come_first() -> None:
+    last = Ports(api=9000, gateway=9001, link=9002)
+    assert choose(Wanted(), last, available=lambda _: True) == (last, [])
+
+
+def test_a_busy_usual_port_is_replaced_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "free_port", lambda: 23456)
+    ports, notes = choose(Wanted(), None, available=lambda port: port != 8081)
+    assert ports == Ports(api=8080, gateway=23456, link=8443)
+    assert notes == ["port 8081 is in use: the gateway listens on 23456 instead"]
+
+
+def test_a_port_that_was_asked_for_wins_over_another_that_would_usually_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "free_port", lambda: 23456)
+    ports, _ = choose(Wanted(link=8080), None, available=lambda _: True)
+    assert ports == Ports(api=23456, gateway=8081, link=8080)
+
+
+def test_equal_ports_are_refused() -> None:
+    with pytest.raises(Invalid, match="must differ"):
+        choose(Wanted(api=9000, link=9000), None, available=lambda _: True)
