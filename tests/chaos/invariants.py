@@ -1,7 +1,6 @@
 """What must hold after any number of crashes, read from the truth and from the node itself."""
 
 import asyncio
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def sandboxes(cloud: Cloud) -> list[str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            root = os.readlink(entry / "cwd")
+            root = str((entry / "cwd").readlink())
         except OSError:
             continue
         if "bwrap" in command and (str(cloud.data) in command or str(cloud.data) in root):

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from chaos.invariants import everything_ended, events_are_complete_and_in_order, no_unit_is_left
+from chaos.invariants import events_are_complete_and_in_order, everything_ended, no_unit_is_left
 from e2e.cloud import Cloud
 from penstock import AsyncClient
 from penstock.sdk.errors import SdkError
