@@ -2,13 +2,14 @@
 
 import os
 import sys
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
 from penstock.cli.app import ENTRIES, app, run
 from penstock.cli.lazy import Entry
-from penstock.cli.session import group
+from penstock.cli.local import data_folder
+from penstock.cli.session import Session, command, group
 
 _PROCESSES: Final = {
     "up": "Start the whole cloud here.",
@@ -23,8 +24,14 @@ _PROCESSES: Final = {
 
 def main() -> None:
     """Run the command line of this process."""
-    ENTRIES.update({name: Entry(text, _processes, inside=True) for name, text in _PROCESSES.items()})
+    ENTRIES.update(entries())
     sys.exit(run(app, sys.argv[1:], os.environ))
+
+
+def entries() -> dict[str, Entry]:
+    """What runs processes of this package, and so is not part of the command line that speaks only HTTP."""
+    processes = {name: Entry(text, _processes, inside=True) for name, text in _PROCESSES.items()}
+    return {**processes, "node": Entry(ENTRIES["node"].help, _nodes)}
 
 
 def _processes() -> typer.Typer:
@@ -33,6 +40,37 @@ def _processes() -> typer.Typer:
     loaded = group("process", "Run Penstock itself.")
     commands.register(loaded)
     return loaded
+
+
+def _nodes() -> typer.Typer:
+    from penstock.cli import nodes
+
+    loaded = group("node", ENTRIES["node"].help)
+    loaded.registered_commands = [*nodes.app.registered_commands]
+    command(
+        loaded,
+        "join",
+        example="penstock node join --api https://cloud.example --token ent_… --name rack1-host7",
+    )(_join)
+    return loaded
+
+
+def _join(
+    session: Session,
+    api: Annotated[str, typer.Option("--api", help="The API's address.")],
+    token: Annotated[str, typer.Option("--token", help="The token that `penstock node enroll` printed.")],
+    name: Annotated[str, typer.Option("--name", help="The node's name.")],
+) -> None:
+    """Make this host a node, and serve as one until stopped."""
+    environ = {
+        "PENSTOCK_AGENT_DATA_DIR": str(data_folder(session.flags.data, session.environ) / "node"),
+        **session.environ,
+        "PENSTOCK_API_URL": api,
+        "PENSTOCK_AGENT_ENROLMENT_TOKEN": token,
+        "PENSTOCK_AGENT_NODE_NAME": name,
+    }
+    arguments = [sys.executable, "-P", "-m", "penstock.command", "serve", "agent"]
+    os.execve(sys.executable, arguments, environ)  # noqa: S606 - no shell is wanted
 
 
 if __name__ == "__main__":

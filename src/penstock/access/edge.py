@@ -33,6 +33,7 @@ from penstock.kit.telemetry import correlated, correlation_id, logger
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+_QUOTED: Final = re.compile(r":?\s*b['\"]|:?\s*\n| when reading")
 _ONCE: Final = (hdrs.HOST, hdrs.AUTHORIZATION, hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING)
 
 _log = logger(__name__)
@@ -249,8 +250,8 @@ class _Connection(RequestHandler):
 
 
 def _sentence(message: str | None) -> str:
-    """The parser's words without the bytes that it quotes."""
-    return f"malformed request: {(message or '').partition(chr(10))[0].rstrip(':')[:120]}"
+    """The parser's words without the bytes that it quotes, which may be a credential."""
+    return f"malformed request: {_QUOTED.split(message or '', maxsplit=1)[0][:120]}"
 
 
 def server(edge: Edge) -> EdgeServer:

@@ -55,6 +55,7 @@ class Tunnels:
         self._address = address
         self._held: dict[str, Held] = {}
         self._holders: dict[str, tuple[float, str]] = {}
+        self._forwarding: set[Mux] = set()
         self._registering = asyncio.Lock()
 
     async def open(self, node_id: str, target: Target) -> Stream:
@@ -101,8 +102,8 @@ class Tunnels:
 
     async def close(self) -> None:
         """End all; the agents go to another gateway or come back."""
-        closing = [each.mux.close(Close.RESTARTING, "the gateway stops") for each in self._held.values()]
-        await asyncio.gather(*closing)
+        muxes = [each.mux for each in self._held.values()] + list(self._forwarding)
+        await asyncio.gather(*(mux.close(Close.RESTARTING, "the gateway stops") for mux in muxes))
 
     async def _serve_node(self, request: web.Request) -> web.WebSocketResponse:
         socket = _socket()
@@ -159,7 +160,12 @@ class Tunnels:
         if not self._nodes.is_gateway(request):
             await socket.close(code=Close.IDENTITY_MISMATCH, message=b"the certificate is not a gateway's")
             return socket
-        await Mux(socket, accept=self._forward).run()
+        mux = Mux(socket, accept=self._forward)
+        self._forwarding.add(mux)
+        try:
+            await mux.run()
+        finally:
+            self._forwarding.discard(mux)
         return socket
 
     def _forward(self, stream: Stream, frame: Open) -> None:

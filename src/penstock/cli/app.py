@@ -11,6 +11,7 @@ from typing import Final
 
 import typer
 
+from penstock.cli.completion import VARIABLE, complete
 from penstock.cli.errors import INTERRUPTED, LOGIN_AGAIN, OK, OUTPUT_CLOSED, USAGE, CliError, exit_code
 from penstock.cli.lazy import Entry, module
 from penstock.cli.output import Format
@@ -75,6 +76,8 @@ def _invoke(app: typer.Typer, argv: Sequence[str], session: Session) -> int:
     from penstock.sdk.errors import SdkError, Unauthenticated
 
     tree = typer.main.get_command(app)
+    if session.environ.get(VARIABLE):
+        return complete(tree, session, session.environ)
     try:
         with tree.make_context("penstock", list(argv), obj=session) as context:
             tree.invoke(context)

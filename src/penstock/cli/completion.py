@@ -1,12 +1,17 @@
 """Shell completion."""
 
+import sys
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli.output import notice
 from penstock.cli.session import Session, command, group
+
+if TYPE_CHECKING:
+    from typer._click import Command  # pyright: ignore[reportPrivateImportUsage]
 
 VARIABLE: Final = "_PENSTOCK_COMPLETE"
 
@@ -39,3 +44,14 @@ def install(_: Session, shell: ShellName) -> None:
 
     name, path = install(shell=shell.value, prog_name="penstock", complete_var=VARIABLE)
     notice(f"{name} completion is in {path}; it works in new terminals")
+
+
+def complete(tree: "Command", session: Session, environ: Mapping[str, str]) -> int:
+    """Answer a shell that asks what may come next."""
+    from typer.completion import get_completion_inspect_parameters, shell_complete
+
+    # Makes the shells known, which typer else does for options that this command line does not have.
+    get_completion_inspect_parameters()
+    code = shell_complete(tree, {"obj": session}, "penstock", VARIABLE, environ[VARIABLE])
+    sys.stdout.flush()
+    return code

@@ -3,7 +3,7 @@
 import getpass
 import sys
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -12,10 +12,24 @@ from penstock.cli.output import Column, notice
 from penstock.cli.profiles import Profile, check_name, config_path, read, write
 from penstock.cli.session import Session, command, group
 
+if TYPE_CHECKING:
+    from penstock.wire.rest import Whoami
+
 _KEY_CHARS_MAX: Final = 4096
 
 
 app = group("auth", "Log in and out.")
+
+COLUMNS: "list[Column[Whoami]]" = [
+    Column("principal", lambda me: me.principal_id),
+    Column("kind", lambda me: me.principal_kind),
+    Column("name", lambda me: me.display_name),
+    Column("organisation", lambda me: me.organisation_id),
+    Column("project", lambda me: me.project_id),
+    Column("role", lambda me: me.role),
+    Column("operator", lambda me: me.operator),
+    Column("key", lambda me: me.key_id),
+]
 
 
 @command(app, "whoami", example="penstock whoami -o json")
@@ -23,9 +37,7 @@ def whoami(session: Session) -> None:
     """Show who the server takes you for."""
     with session.client() as client:
         me = client.whoami()
-    names = ("principal_id", "principal_kind", "display_name", "organisation_id", "project_id", "role", "operator")
-    columns = [Column[object](name, lambda item, name=name: getattr(item, name)) for name in (*names, "key_id")]
-    session.output.item(me, columns)
+    session.output.item(me, COLUMNS)
 
 
 @command(app, "login", example="penstock login --api-url https://cloud.example --key-stdin < key.txt")

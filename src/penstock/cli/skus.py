@@ -1,6 +1,7 @@
 """What can be rented, and its price."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Final
 
 import typer
 
@@ -8,6 +9,8 @@ from penstock.cli.output import Column
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import dollars, size
 from penstock.wire.rest import Sku, SkuPut
+
+_PRICE: Final = re.compile(r"\$?(?P<whole>[0-9]{1,6})(?:\.(?P<rest>[0-9]{1,6}))?")
 
 app = group("sku", "Offers: what can be rented, and its price.")
 
@@ -74,7 +77,7 @@ def set_(
 
 def microusd(text: str) -> int:
     """A price in dollars as an exact number of micro-dollars."""
-    whole, _, rest = text.removeprefix("$").partition(".")
-    if not whole.isdecimal() or len(whole) > 6 or len(rest) > 6 or (rest and not rest.isdecimal()):
+    match = _PRICE.fullmatch(text)
+    if match is None:
         raise typer.BadParameter("a price looks like 3.49, with up to six decimals", param_hint="--price")
-    return int(whole) * 1_000_000 + int(rest.ljust(6, "0"))
+    return int(match["whole"]) * 1_000_000 + int((match["rest"] or "").ljust(6, "0"))

@@ -56,7 +56,7 @@ def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: 
     async def list_allocations(
         caller: Caller,
         page: PageQuery,
-        state: Annotated[str | None, QueryParameter(required=False)] = None,
+        allocation_state: Annotated[str | None, QueryParameter(name="state", required=False)] = None,
         sku: Annotated[str | None, QueryParameter(required=False)] = None,
         name: Annotated[str | None, QueryParameter(required=False)] = None,
         label: Annotated[
@@ -64,7 +64,7 @@ def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: 
         ] = None,
     ) -> rest.Page[rest.Allocation]:
         """The project's allocations, the newest first."""
-        only = Filter(state=_state(state), sku=sku, name=name, labels=_labels(label))
+        only = Filter(state=_state(allocation_state), sku=sku, name=name, labels=_labels(label))
         before = _text_cursor(page, "a")
         async with db.read() as conn:
             shown = await read.page(conn, caller, only, before=before, limit=page.limit + 1)

@@ -22,7 +22,8 @@ LOG_BYTES_MAX: Final = 32 << 20
 _PR_SET_PDEATHSIG: Final = 1
 _CLONE_NEWUSER: Final = 0x10000000
 _NO_NAMESPACE: Final = 71
-_TAIL_BYTES: Final = 2000
+_TAIL_BYTES: Final = 8192
+_LINE_CHARS_MAX: Final = 500
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -81,21 +82,23 @@ class Child:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < deadline:
             if not self.running:
-                raise Unavailable(f"{self.name} {self.ending}: {self.tail()}")
+                raise Unavailable(f"{self.name} {self.ending}: {self.last_words()}")
             answer = ready()
             if (await answer if asyncio.isfuture(answer) or asyncio.iscoroutine(answer) else answer) is True:
                 return
             await asyncio.sleep(0.02)
-        raise Unavailable(f"{self.name} was not ready after {timeout_s:.0f} s: {self.tail()}")
+        raise Unavailable(f"{self.name} was not ready after {timeout_s:.0f} s: {self.last_words()}")
 
-    def tail(self) -> str:
-        """The end of its output."""
+    def last_words(self) -> str:
+        """The last line of its output, and where the rest is."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
-                return file.read(_TAIL_BYTES).decode(errors="replace").strip()
+                lines = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
         except OSError:
-            return "(no output)"
+            lines = []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return f"{last[-_LINE_CHARS_MAX:]} (all of it: {self.log})"
 
 
 async def start(

@@ -81,7 +81,7 @@ async def _initialise(folder: Path, log: Path) -> str:
         as_ordinary_user=True,
     )
     if await made.process.wait() != 0:
-        raise Unavailable(f"initdb {made.ending}: {made.tail()}")
+        raise Unavailable(f"initdb {made.ending}: {made.last_words()}")
     if folder.exists():
         # An empty folder, or one that an earlier version left half initialised: without PG_VERSION it holds no data.
         shutil.rmtree(folder)

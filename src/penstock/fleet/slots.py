@@ -1,4 +1,4 @@
-"""Slots that could not be proved clean are blocked, and come back only when somebody has looked."""
+"""Slots that could not be proved clean are blocked, and come back by a later proof or when somebody has looked."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,14 @@ from penstock.wire import subjects
 
 
 async def block(tx: Tx, slot_ids: Sequence[str], reason: str) -> None:
-    """Take these out of the pool until `force_cleanup`; blocked ones stay as they are."""
+    """Take these out of the pool until `unblock` or `force_cleanup`; blocked ones stay as they are."""
     await slot_rows.block(tx, slot_ids, reason)
 
 
 async def unblock(tx: Tx, slot_ids: Sequence[str]) -> None:
     """Give these back: a later cleanup proved them clean. Those that are not blocked stay as they are."""
-    await slot_rows.unblock_proved(tx, slot_ids)
+    if await slot_rows.unblock(tx, slot_ids):
+        tx.hint(subjects.CAPACITY)
 
 
 async def of_nodes(conn: Reader, node_ids: Sequence[str]) -> list[Slot]:
@@ -51,8 +52,8 @@ async def force_cleanup(
         raise SlotNotBlocked(f"the slot is {slot.health}, not {SlotHealth.CLEANUP_BLOCKED}")
     if holder := (await claims.holders(tx, [node_id])).get(slot_id):
         raise SlotHeld(f"allocation {holder} still holds the slot; release it first")
-    cleaned = await slot_rows.unblock(tx, slot_id)
+    cleaned = await slot_rows.unblock(tx, [slot_id])
     detail = {"node_id": node_id, "gpu_uuid": slot.gpu_uuid, "blocked": slot.health_detail, "reason": reason}
     await audit.record(tx, caller.actor, "slots.force_cleanup", slot_id, detail=detail)
     tx.hint(subjects.CAPACITY)
-    return cleaned
+    return cleaned[0]

@@ -10,9 +10,9 @@ from typing import Final
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import FailureError, is_cancelled_exception
 
-from penstock.flows.errors import is_outage
+from penstock.flows.errors import cause_of, is_outage
 from penstock.flows.steps import (
     ABANDON,
     CONDEMN,
@@ -35,7 +35,7 @@ WAKE: Final = "wake"
 TASK_QUEUE: Final = "allocations"
 #: A saga that looks more often than this goes in circles; it ends, and the reconciler starts another.
 LOOKS_MAX: Final = 100
-RETRY_PAUSE: Final = timedelta(seconds=2)
+RETRY_PAUSE: Final = timedelta(seconds=1)
 
 _SHORT: Final = timedelta(seconds=10)
 _LONG: Final = timedelta(minutes=20)
@@ -142,10 +142,10 @@ class AllocationSaga:
             return await workflow.execute_local_activity(
                 action.name, order, result_type=Result, start_to_close_timeout=_SHORT, retry_policy=_LOCAL_RETRY
             )
-        except ActivityError as error:
-            if action not in DOES:
+        except FailureError as error:
+            if action not in DOES or is_cancelled_exception(error):
                 raise
-            return _failed(error)
+            return _failed(action, error)
 
     async def _remote(self, action: Action, order: Order, look: Look) -> Result:
         """Wait for the node, but look when woken: a release during provisioning does not wait for its end."""
@@ -166,10 +166,10 @@ class AllocationSaga:
                 if await self._look() != look:
                     running.cancel()
                     await workflow.wait_condition(running.done)
-        return _result_of(running)
+        return _result_of(action, running)
 
 
-def _result_of(running: "workflow.ActivityHandle[Result]") -> Result:
+def _result_of(action: Action, running: "workflow.ActivityHandle[Result]") -> Result:
     if running.cancelled():
         return Result(Verdict.STALE)
     error = running.exception()
@@ -177,13 +177,13 @@ def _result_of(running: "workflow.ActivityHandle[Result]") -> Result:
         return running.result()
     if is_cancelled_exception(error):
         return Result(Verdict.STALE)
-    if isinstance(error, ActivityError):
-        return _failed(error)
+    if isinstance(error, FailureError):
+        return _failed(action, error)
     raise error
 
 
-def _failed(error: ActivityError) -> Result:
+def _failed(action: Action, error: FailureError) -> Result:
     """A step that raised has failed, unless something was only away: then this saga ends and another starts later."""
     if is_outage(error):
         raise error
-    return Result(Verdict.FAILED, f"{error.activity_type}: {error.cause or error}")
+    return Result(Verdict.FAILED, f"{action.name}: {cause_of(error)}")

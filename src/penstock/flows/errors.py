@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
 import asyncpg
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
 from penstock.kit.errors import Kind, PenstockError, StaleRow, Unavailable
 
@@ -48,6 +48,12 @@ def translated(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]
     return call
 
 
-def is_outage(error: ActivityError) -> bool:
+def cause_of(error: FailureError) -> BaseException:
+    """What went wrong in an activity. Temporal wraps the failures of remote activities, but not those of local ones."""
+    return error.cause or error if isinstance(error, ActivityError) else error
+
+
+def is_outage(error: FailureError) -> bool:
     """Whether the activity failed only because something was away: no verdict on the step itself."""
-    return isinstance(error.cause, ApplicationError) and error.cause.type == Unavailable.code
+    cause = cause_of(error)
+    return isinstance(cause, ApplicationError) and cause.type == Unavailable.code

@@ -6,10 +6,12 @@ is echoed and logged, reads the few headers that the rest needs in one pass, and
 
 import asyncio
 import ipaddress
+import os
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import msgspec
@@ -19,8 +21,7 @@ from prometheus_client import Histogram
 
 from penstock.kit import jsonbody
 from penstock.kit.errors import Invalid
-from penstock.kit.ids import new_id
-from penstock.kit.telemetry import correlated
+from penstock.kit.telemetry import correlate
 from penstock.wire.rest import ErrorBody, ErrorDetail
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -28,6 +29,7 @@ BODY_TIMEOUT_S: Final = 8.0
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
+_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"})
 _seconds = Histogram(
     "penstock_http_request_seconds",
     "Requests by method and status",
@@ -147,10 +149,11 @@ class Edge:
             return
         head = read_head(scope["headers"])
         head.client = client_address((scope["client"] or ("",))[0], head.forwarded_for, self._trusted)
-        correlation = head.correlation_id or new_id("cor")
+        correlation = head.correlation_id or f"cor_{os.urandom(13).hex()}"
         cast("dict[str, Any]", scope)["edge"] = head
-        with correlated(correlation):
-            await self._answer(scope, receive, _Sender(send, scope["method"], correlation), rejection(head))
+        # The server runs each request in a task of its own, so nothing needs to be undone.
+        correlate(correlation)
+        await self._answer(scope, receive, _Sender(send, scope["method"], correlation), rejection(head))
 
     async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
         if refused is None:
@@ -186,9 +189,13 @@ class _Sender:
                 (b"cache-control", b"no-store"),
                 (b"x-content-type-options", b"nosniff"),
             ]
-            elapsed = time.perf_counter() - self._started
-            _seconds.labels(self._method, str(message["status"])).observe(elapsed)
+            _series(self._method, message["status"]).observe(time.perf_counter() - self._started)
         await self._send(message)
+
+
+@lru_cache(maxsize=256)
+def _series(method: str, status: int) -> Histogram:
+    return _seconds.labels(method if method in _METHODS else "other", str(status))
 
 
 class EdgeRequest(Request[Any, Any, Any]):

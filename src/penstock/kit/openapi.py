@@ -3,6 +3,8 @@
 It is served at /api/openapi.json and committed as docs/api/openapi.json; a check fails when the two differ.
 """
 
+import re
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
 import msgspec
@@ -13,7 +15,7 @@ from litestar.openapi.spec import Components, SecurityScheme
 from litestar.routes import BaseRoute
 from litestar.types import ControllerRouterHandler
 
-from penstock.wire.rest import ErrorBody
+from penstock.wire import rest
 
 VERSION: Final = "1.0.0"
 _DESCRIPTION: Final = (
@@ -21,6 +23,7 @@ _DESCRIPTION: Final = (
     " a project with the header `Penstock-Project`. Every create takes an `Idempotency-Key`. Lists are paged by cursor."
     " Every failure has the same envelope (`ErrorBody`)."
 )
+_PAGE: Final = re.compile(rb"Page_penstock\.wire\.rest\.(\w+?)_")
 _METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 _FAILURE: Final = {
     "description": "Refused or failed; `error.code` is stable.",
@@ -59,16 +62,25 @@ def config() -> OpenAPIConfig:
 
 
 def document(app: Litestar) -> dict[str, Any]:
-    """The whole document: Litestar's, with the one error envelope on every operation and public ones marked."""
-    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(app.openapi_schema.to_schema()))
+    """The whole document: Litestar's paths, msgspec's schemas, the one error envelope on every operation."""
+    raw = _PAGE.sub(rb"PageOf\1", msgspec.json.encode(app.openapi_schema.to_schema()))
+    built: dict[str, Any] = msgspec.json.decode(raw)
     public = _public_operations(app)
     for path in built["paths"].values():
         for method, operation in path.items():
             if method in _METHODS:
                 _complete(operation, public=operation["operationId"] in public)
-    (_, schemas) = msgspec.json.schema_components([ErrorBody], ref_template="#/components/schemas/{name}")
-    built["components"].setdefault("schemas", {}).update(schemas)
+    built["components"]["schemas"] |= _schemas(built["components"].get("schemas", {}))
     return cast("dict[str, Any]", sort(built))
+
+
+def _schemas(names: Iterable[str]) -> dict[str, Any]:
+    """What msgspec checks is what the document says: limits, defaults, and that unknown fields are refused."""
+    bodies = [cls for name in sorted(names) if isinstance(cls := getattr(rest, name, None), type)]
+    _, schemas = msgspec.json.schema_components([rest.ErrorBody, *bodies], ref_template="#/components/schemas/{name}")
+    for schema in schemas.values():
+        schema["description"] = " ".join(schema.get("description", "").split())
+    return schemas
 
 
 def _public_operations(app: Litestar) -> set[str]:
@@ -82,7 +94,11 @@ def _public_operations(app: Litestar) -> set[str]:
 
 def _complete(operation: dict[str, Any], *, public: bool) -> None:
     """Litestar documents its own shape of 400; ours is one for all statuses."""
+    description = operation.setdefault("description", "")
+    operation["summary"] = description.partition(". ")[0].rstrip(".")
     operation["responses"].pop("400", None)
+    for answer in operation["responses"].values():
+        answer["description"] = "Done."
     operation["responses"]["default"] = _FAILURE
     if public:
         operation["security"] = []

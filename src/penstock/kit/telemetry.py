@@ -53,6 +53,12 @@ def correlated(value: str, **ids: str) -> Iterator[None]:
         _correlation.reset(token)
 
 
+def correlate(value: str) -> None:
+    """Work under this correlation id until the current task ends: what `correlated` does, for a task's whole life."""
+    _correlation.set(value)
+    structlog.contextvars.bind_contextvars(correlation_id=value)
+
+
 def configure(process: str, *, level: str = "info", log_format: str = "json", otlp_endpoint: str = "") -> None:
     """Set up logs and traces once, at the start of a process."""
     numeric = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)

@@ -6,6 +6,7 @@ either the old identity or the new one. The key is made here and never leaves th
 
 import asyncio
 import base64
+import hashlib
 import os
 import ssl
 from datetime import datetime
@@ -36,6 +37,8 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     link_url: str
     ca_pem: str
     task_keys: dict[str, str]
+    #: Of the token that this identity came from, so that the same one is not tried twice.
+    token_digest: str = ""
 
 
 class Identity:
@@ -57,6 +60,14 @@ class Identity:
     def node_id(self) -> str:
         """The node's id, as in its certificate."""
         return self._known.node_id
+
+    def came_from(self, token: str) -> bool:
+        """Whether it was this token that made this identity."""
+        return self._known.token_digest == _digest(token)
+
+    def move(self, link_url: str) -> None:
+        """Dial this address instead of the one told at enrolment."""
+        self._known = msgspec.structs.replace(self._known, link_url=link_url)
 
     @property
     def task_keys(self) -> dict[str, Ed25519PublicKey]:
@@ -114,7 +125,9 @@ class Identity:
             enrolled = await _decode(response)
         if enrolled.node_id != self.node_id:
             raise Unlinked("identity_mismatch", f"the gateway renewed {enrolled.node_id} for {self.node_id}")
-        known, pem = _from_enrolled(enrolled, key)
+        known, pem = _from_enrolled(enrolled, key, self._known.token_digest)
+        # The address in use is known to work; the one in the answer may not be reachable from here.
+        known = msgspec.structs.replace(known, link_url=self._known.link_url)
         await asyncio.to_thread(_save, self._folder, known, pem)
         self._install(known, pem)
 
@@ -151,7 +164,7 @@ async def enrol(folder: Path, *, api_url: str, token: str, node_name: str) -> Id
         ) as response,
     ):
         enrolled = await _decode(response)
-    known, pem = _from_enrolled(enrolled, key)
+    known, pem = _from_enrolled(enrolled, key, _digest(token))
     await asyncio.to_thread(_save, folder, known, pem)
     return Identity(folder, known, pem)
 
@@ -183,12 +196,17 @@ def _new_key(common_name: str) -> tuple[bytes, str]:
     return pem, csr.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _from_enrolled(enrolled: Enrolled, key: bytes) -> tuple[_Known, bytes]:
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _from_enrolled(enrolled: Enrolled, key: bytes, token_digest: str) -> tuple[_Known, bytes]:
     known = _Known(
         node_id=enrolled.node_id,
         link_url=enrolled.link_url,
         ca_pem=enrolled.ca_pem,
         task_keys=enrolled.task_keys,
+        token_digest=token_digest,
     )
     return known, key + enrolled.certificate_pem.encode()
 

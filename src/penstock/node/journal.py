@@ -56,6 +56,7 @@ class Standing(StrEnum):
     UNFINISHED = "unfinished"
     DONE = "done"
     STALE = "stale"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ class Journal:
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
 
-    async def begin(self, task: TaskBody, signed: SignedTask) -> Begun:
-        """Note that a task is about to have effects, unless it had them already or its fence is too low."""
-        return await self._call(lambda db: _begin(db, task, signed))
+    async def begin(self, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:
+        """Note that a task is about to have effects, unless it had them already, is too old or its fence too low."""
+        return await self._call(lambda db: _begin(db, task, signed, expired=expired))
 
     async def finish(self, result: TaskResult) -> None:
         """Note how a task ended."""
@@ -140,12 +141,14 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _begin(db: sqlite3.Connection, task: TaskBody, signed: SignedTask) -> Begun:
+def _begin(db: sqlite3.Connection, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:
     row = db.execute("select result from tasks where task_id = ?", (task.task_id,)).fetchone()
     if row is not None:
         if row[0] is None:
             return Begun(Standing.UNFINISHED)
         return Begun(Standing.DONE, msgspec.msgpack.decode(row[0], type=TaskResult))
+    if expired:
+        return Begun(Standing.EXPIRED)
     if task.allocation_id is not None:
         seen = db.execute("select fence from fences where allocation_id = ?", (task.allocation_id,)).fetchone()
         if seen is not None and task.fence < seen[0]:

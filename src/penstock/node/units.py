@@ -64,6 +64,8 @@ class Units:
         self._on_stage = on_stage
         self._units: dict[str, Unit] = {}
         self._to_reap: set[int] = set()
+        #: Set whenever a unit ended.
+        self.changed = asyncio.Event()
 
     @property
     def sandbox(self) -> str:
@@ -241,6 +243,7 @@ class Units:
             inventory=self._inventory,
             gpu_uuids=gpu_uuids,
         )
+        self._to_reap.add(unit.record.init_pid)
         self.reap()
         if proof.clean:
             await self._journal.drop_unit(unit.record.unit_id)
@@ -320,6 +323,7 @@ class Units:
 
     async def _ended(self, unit: Unit) -> None:
         """Init is gone, and with it everything in the unit. Its files stay until it is stopped."""
+        self._to_reap.add(unit.record.init_pid)
         if unit.control is not None:
             unit.control.close()
             unit.control = None
@@ -327,6 +331,7 @@ class Units:
             ending = unit.classify(Ending(128 + signal.SIGKILL, signalled=True))
             await self._note(unit, state=UnitState.EXITED, exit_code=ending.code, exit_class=ending.exit_class)
         self.reap()
+        self.changed.set()
         _log.info("unit_ended", unit_id=unit.record.unit_id, exit_class=unit.record.exit_class)
 
     def _main_ended(self, unit: Unit, ending: Ending) -> None:
@@ -336,6 +341,7 @@ class Units:
         unit.record = msgspec.structs.replace(unit.record, exit_code=seen.code, exit_class=seen.exit_class)
         if unit.record.state is UnitState.RUNNING:
             unit.record = msgspec.structs.replace(unit.record, state=UnitState.EXITED)
+            self.changed.set()
 
     def _lost(self, unit: Unit) -> None:
         """Init hung up: it has ended, which its watcher sees, or it is broken, and then the unit is of no use."""
@@ -356,7 +362,8 @@ class Units:
             self._logs.put(line)
 
     def reap(self) -> None:
-        """Collect launchers that have ended."""
+        """Collect what has ended and is our child: launchers, and inits whose launcher was killed."""
+        self._to_reap.discard(0)
         for pid in list(self._to_reap):
             try:
                 collected, _ = os.waitpid(pid, os.WNOHANG)

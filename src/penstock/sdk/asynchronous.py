@@ -9,7 +9,7 @@ import aiohttp
 
 from penstock.sdk import execute
 from penstock.sdk.commands import Collected, Command, CommandResult
-from penstock.sdk.errors import BadAnswer, Unreachable
+from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.failures import unreachable
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode, excerpt
 from penstock.sdk.sse import Follower
@@ -69,12 +69,12 @@ class AsyncExecutor:
         """The live events, over as many connections as it takes."""
         await self.run(follower.begin())
         while True:
-            lost: Unreachable | None = None
+            lost: SdkError | None = None
             try:
                 async for chunk in self._stream(follower.request()):
                     for event in follower.feed(chunk):
                         yield event
-            except Unreachable as error:
+            except SdkError as error:
                 lost = error
             await asyncio.sleep(follower.lost(lost))
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from penstock.sdk.commands import Command, CommandResult
-from penstock.sdk.errors import BadAnswer, Unreachable
+from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
@@ -93,11 +93,11 @@ class BlockingExecutor:
         """The live events, over as many connections as it takes."""
         self.run(follower.begin())
         while True:
-            lost: Unreachable | None = None
+            lost: SdkError | None = None
             try:
                 for chunk in self._stream(follower.request()):
                     yield from follower.feed(chunk)
-            except Unreachable as error:
+            except SdkError as error:
                 lost = error
             time.sleep(follower.lost(lost))
 

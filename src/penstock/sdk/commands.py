@@ -18,11 +18,11 @@ EOF_FRAME: Final = '{"type":"eof"}'
 #: What a refusal's code stands for; codes may have a group before the last dot.
 _STATUS: Final[dict[str, int]] = {
     "invalid_request": 400,
+    "not_runnable": 400,
     "unauthenticated": 401,
     "permission_denied": 403,
+    "origin_refused": 403,
     "not_found": 404,
-    "no_unit": 409,
-    "refused": 409,
     "conflict": 409,
     "not_active": 409,
 }
@@ -84,6 +84,15 @@ class Refused(msgspec.Struct, frozen=True, tag="error"):
 
     code: str
     message: str
+    field: str | None = None
+    correlation_id: str | None = None
+
+    def error(self) -> ApiError:
+        """The same as a call's error."""
+        status = _STATUS.get(self.code.rpartition(".")[2], 502)
+        return for_status(status)(
+            self.message, code=self.code, field=self.field, correlation_id=self.correlation_id, status=status
+        )
 
 
 LastFrame: TypeAlias = Exit | Refused
@@ -96,11 +105,5 @@ def ending(text: str) -> Exit:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadAnswer(f"the gateway sent a frame that is not as agreed: {error}") from error
     if isinstance(frame, Refused):
-        raise refusal(frame.code, frame.message)
+        raise frame.error()
     return frame
-
-
-def refusal(code: str, message: str) -> ApiError:
-    """The typed error of a refused command."""
-    status = _STATUS.get(code.rpartition(".")[2], 502)
-    return for_status(status)(message, code=code, status=status)

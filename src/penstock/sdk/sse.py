@@ -7,13 +7,14 @@ from typing import Final
 
 import msgspec
 
-from penstock.sdk.errors import BadAnswer, Unreachable
+from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.protocol import PREFIX, Request, Steps, backoff_s, call, query_string
 from penstock.wire.rest import EventOut, Page
 
 _BUFFER_BYTES_MAX: Final = 4 << 20
 #: Connections that end without bringing any data, in a row.
 _FAILURES_MAX: Final = 8
+_AWAY: Final = frozenset({502, 503, 504})
 
 
 class Follower:
@@ -60,9 +61,14 @@ class Follower:
         self._cursor = event.cursor
         return event
 
-    def lost(self, error: Unreachable | None) -> float:
-        """Seconds to wait before connecting again; raises when it keeps failing."""
+    def lost(self, error: SdkError | None) -> float:
+        """Seconds to wait before connecting again; raises when that is no use, or keeps failing."""
         self._failures += 1
-        if self._failures > _FAILURES_MAX or (error is not None and not error.passing):
+        if self._failures > _FAILURES_MAX or (error is not None and not _passing(error)):
             raise error or Unreachable("the event stream keeps ending", sent=True)
         return backoff_s(self._failures)
+
+
+def _passing(error: SdkError) -> bool:
+    """Whether the server is away for a moment, rather than refusing."""
+    return error.passing if isinstance(error, Unreachable) else error.status in _AWAY

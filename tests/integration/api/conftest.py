@@ -210,7 +210,5 @@ async def person(api: Api, project_id: str, role: str) -> Person:
     """A service account of this role with a key."""
     there = {"Penstock-Project": project_id}
     account = await made(api, "/service-accounts", {"name": f"sa {role}", "role": role}, **there)
-    key = await made(
-        api, "/keys", {"name": f"key {role}", "role": role, "service_account_id": account["id"]}, **there
-    )
+    key = await made(api, "/keys", {"name": f"key {role}", "role": role, "service_account_id": account["id"]}, **there)
     return Person(key["secret"], key["key"]["id"], project_id)

@@ -1,4 +1,4 @@
-"""Every route of the contract × everyone who may not: refused, and another project's object looks absent.
+"""Every route of the contract, for everyone who may not: refused, and another project's object looks absent.
 
 The routes come from the running server's own OpenAPI document, so a route that is added is walked too. One with a body
 needs a sample here, or the walk fails.
@@ -45,7 +45,7 @@ BODIES: dict[str, Any] = {
     "updateAllocation": {"name": "n"},
     "updateProject": {"name": "n"},
     "forceSlotCleanup": {"runtime_verified_absent": True},
-    **dict.fromkeys(("cordonNode", "uncordonNode", "drainNode", "revokeNode", "retireNode"), {}),
+    **{order: {} for order in ("cordonNode", "uncordonNode", "drainNode", "revokeNode", "retireNode")},
 }
 PREFIXES = {
     "project_id": "prj",
@@ -85,9 +85,7 @@ async def operations(api: Api) -> list[Operation]:
     async with api.session.get(f"http://127.0.0.1:{api.port}/api/openapi.json") as response:
         document = await response.json(content_type=None)
     return [
-        Operation(
-            inner["operationId"], method.upper(), path, inner.get("security") == [], "requestBody" in inner
-        )
+        Operation(inner["operationId"], method.upper(), path, inner.get("security") == [], "requestBody" in inner)
         for path, methods in document["paths"].items()
         for method, inner in methods.items()
     ]
@@ -98,9 +96,7 @@ async def objects(api: Api, people: People) -> dict[str, str]:
     """The ids of things that are in the home project, all with the canary in their name."""
     home = {"Penstock-Project": people.owner.project_id}
     account = await made(api, "/service-accounts", {"name": CANARY, "role": "viewer"}, **home)
-    key = await made(
-        api, "/keys", {"name": CANARY, "role": "viewer", "service_account_id": account["id"]}, **home
-    )
+    key = await made(api, "/keys", {"name": CANARY, "role": "viewer", "service_account_id": account["id"]}, **home)
     allocation = await made(
         api, "/allocations", {"sku": "g1.1", "name": CANARY, "wait_s": 600, "labels": {"l": CANARY}}, **home
     )
@@ -211,8 +207,6 @@ async def test_owners_do_see_their_own(api: Api, people: People, objects: dict[s
 
 async def test_a_key_is_bound_to_its_project(api: Api, people: People) -> None:
     for project_id in (people.sister.project_id, f"prj_{UNKNOWN}", "nonsense"):
-        answer = await api.call(
-            "GET", "/whoami", key=people.owner.key, headers={"Penstock-Project": project_id}
-        )
+        answer = await api.call("GET", "/whoami", key=people.owner.key, headers={"Penstock-Project": project_id})
         assert answer.status == 403
         assert answer.error["code"] == "identity.key_bound"

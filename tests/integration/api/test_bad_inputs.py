@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from penstock.identity import store
 from penstock.identity.authenticator import digest
 
-from .conftest import Api, Answer, People
+from .conftest import Answer, Api, People
 
 FILE = Path(__file__).parents[2] / "data" / "bad_inputs.csv"
 ROWS = {

@@ -2,7 +2,7 @@
 
 import asyncio
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +72,7 @@ class Agent:
     socket: aiohttp.ClientWebSocketResponse
     node_id: str
     nonce: str
+    taken: list[str] = field(default_factory=list)
 
     @staticmethod
     def save(folder: Path, name: str, enrolled: Enrolled, key: ec.EllipticCurvePrivateKey) -> None:
@@ -161,6 +162,13 @@ class Agent:
         tasks = await self.expect(Tasks, timeout=timeout)
         assert len(tasks.tasks) == 1
         return msgspec.msgpack.decode(tasks.tasks[0].body, type=TaskBody)
+
+    async def next_task_id(self) -> str:
+        """The next task, however they are batched."""
+        if not self.taken:
+            frame = await self.expect(Tasks)
+            self.taken += [msgspec.msgpack.decode(task.body, type=TaskBody).task_id for task in frame.tasks]
+        return self.taken.pop(0)
 
     async def answer(
         self, task_id: str, fence: int, answer: msgspec.Struct | None = None, outcome: Outcome = Outcome.SUCCEEDED

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -267,9 +268,8 @@ async def test_runner_ws_39_too_big_a_frame(connect: Connect, enrol: Enrol, size
     await enrol()
     agent = await connect()
     await agent.join()
-    with pytest.raises((aiohttp.ClientError, OSError, AssertionError)):
+    with suppress(aiohttp.ClientError, OSError):  # the gateway does not read it to its end
         await agent.socket.send_bytes(b"\x81" * size)
-        raise AssertionError
     assert (await agent.closed()).code == 1009
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Servers
+from integration.compute.stage import World
 from integration.flows.stage import Cloud, cloud_on
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
@@ -16,3 +17,9 @@ async def cloud(database: Database, nats_bus: Bus, servers: Servers, tmp_path: P
     """A cloud whose parts all work."""
     async with cloud_on(database, nats_bus, servers.temporal_address, tmp_path) as built:
         yield built
+
+
+@pytest.fixture
+def world(database: Database) -> World:
+    """A world without a worker."""
+    return World(database)

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.fleet import tasks
 from penstock.fleet.model import Config
+from penstock.fleet.store import tasks as task_rows
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.ids import new_id
@@ -52,15 +53,18 @@ class FakeNode:
         """Take tasks until the end."""
         async with self.db.transaction() as tx:
             await tx.execute(
-                "insert into fleet.certificates (serial, node_id, not_after) values ($1, $2, now() + interval '1 day')",
+                "insert into fleet.certificates (serial, node_id, not_after) values ($1, $2, now() + interval '1 day')"
+                " on conflict do nothing",
                 self._link_id,
                 self.node_id,
             )
             await tx.execute(
-                "insert into fleet.links (node_id, link_id, gateway_id, address, serial) values ($1, $2, 'g', 'a', $2)",
+                "insert into fleet.links (node_id, link_id, gateway_id, address, serial) values ($1, $2, 'g', 'a', $2)"
+                " on conflict do nothing",
                 self.node_id,
                 self._link_id,
             )
+            await task_rows.free_leases(tx, self.node_id)
         await bus.on_hint(subjects.node(self.node_id), self._wake)
         loop = asyncio.create_task(self._serve())
         try:

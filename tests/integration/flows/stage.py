@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 
 from integration.compute.stage import World
 from integration.flows.fakenode import FakeNode
@@ -21,6 +21,7 @@ from penstock.fleet.sweeper import Sweeper
 from penstock.fleet.tasks import Tasks
 from penstock.flows import hosting
 from penstock.flows.activities import Activities, Timing
+from penstock.flows.allocation import workflow_id
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import SagaKeeper
 from penstock.flows.sagas import Sagas
@@ -30,7 +31,7 @@ from penstock.kit.db import Database
 LIMITS = Limits(deadlines=Deadlines(requested_s=30, provisioning_s=20, releasing_s=20))
 #: Small, so that lost things are found within a test.
 PATIENCE = Patience(fresh_s=0.2, idle_s=1.5, stuck_s=60, report_s=1, retry_s=1)
-TIMING = Timing(start_s=10, stop_s=3)
+TIMING = Timing(start_s=10, stop_s=1)
 
 
 @dataclass
@@ -69,6 +70,10 @@ class Cloud:
         assert row.state is State.ACTIVE, row
         return row
 
+    def saga(self, allocation_id: str) -> "WorkflowHandle[Any, Any]":
+        """Its newest saga."""
+        return self.client.get_workflow_handle(workflow_id(allocation_id))
+
     async def slot_healths(self) -> set[str]:
         """Which healths slots have."""
         async with self.world.db.read() as conn:
@@ -85,14 +90,13 @@ async def cloud_on(
     wrap: Callable[[Sequence[Callable[..., Any]]], Sequence[Callable[..., Any]]] = lambda known: known,
     limits: Limits = LIMITS,
     timing: Timing = TIMING,
-    gpus: int = 8,
-    loops: bool = True,
+    node: FakeNode | None = None,
 ) -> AsyncIterator[Cloud]:
     """A cloud with one node. `wrap` may put something between the saga and its activities."""
     pki.init(folder, ["127.0.0.1"])
     async with AsyncExitStack() as stack:
         world = World(database, limits)
-        node = FakeNode(database, await world.add_node(gpus))
+        node = node or FakeNode(database, await world.add_node(8))
         await stack.enter_async_context(node.running(bus))
         outcomes, sagas, tasks = Outcomes(), Sagas(), Tasks(TaskSigner.load(folder))
         await outcomes.watch(bus)
@@ -102,9 +106,8 @@ async def cloud_on(
         await stack.enter_async_context(hosting.build(client, wrap(activities.all())))
         watch = Watch(database, PATIENCE)
         keeper = SagaKeeper(watch, sagas)
-        if loops:
-            for work in (keeper.undriven, keeper.overdue, Sweeper(database, Config()).sweep_tasks):
-                stack.callback(asyncio.create_task(_forever(work)).cancel)
+        for work in (keeper.undriven, keeper.overdue, Sweeper(database, Config()).sweep_tasks):
+            stack.callback(asyncio.create_task(_forever(work)).cancel)
         yield Cloud(world, node, sagas, activities, client, keeper, watch, tasks)
 
 

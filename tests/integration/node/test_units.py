@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from node_host import LIMITS, Host, request
+from node_host import Host, request, tenant_folder
 from penstock.kit.ids import new_id
 from penstock.node import cgroups, cleanup, procfs
 from penstock.node.errors import Failed, NoUnit, Refused
@@ -69,7 +69,7 @@ async def test_a_gpu_is_not_given_twice(host: Host) -> None:
 
 async def test_a_port_inside_is_reached_through_init(host: Host) -> None:
     unit_id = await host.start()
-    code = "import socket; s=socket.create_server(('127.0.0.1', 7000)); print('up', flush=True); c,_=s.accept(); c.sendall(b'inside')"
+    code = "import socket; s=socket.create_server(('127.0.0.1', 7000)); c,_=s.accept(); c.sendall(b'inside')"
     server = asyncio.create_task(host.python(unit_id, code))
     connected = await _connect(host, unit_id, 7000)
     with connected:
@@ -82,7 +82,7 @@ async def test_a_port_inside_is_reached_through_init(host: Host) -> None:
 
 async def test_a_server_on_the_sixth_version_alone_is_reached(host: Host) -> None:
     unit_id = await host.start()
-    code = "import socket; s=socket.create_server(('::1', 7000), family=socket.AF_INET6); c,_=s.accept(); c.sendall(b'six')"
+    code = "import socket; s=socket.create_server(('::1', 7000), family=10); c,_=s.accept(); c.sendall(b'six')"
     server = asyncio.create_task(host.python(unit_id, code))
     with await _connect(host, unit_id, 7000) as connected:
         assert await asyncio.get_running_loop().sock_recv(connected, 100) == b"six"
@@ -153,8 +153,6 @@ async def test_too_much_memory_kills_only_that_command_in_that_unit(host: Host) 
 
 @pytest.mark.parametrize("limit", [True, False], ids=["group", "rlimit"])
 async def test_a_fork_bomb_is_bounded(node_folder: Path, limit: bool) -> None:
-    from node_host import tenant_folder
-
     host = Host.open(node_folder, tenant_folder(), limit=limit)
     limits = Limits(memory_bytes=512 << 20, processes_max=40, cpus=1, scratch_bytes=1 << 30)
     unit_id = await host.start(limits=limits)
@@ -164,7 +162,7 @@ made = 0
 for _ in range(500):
     try:
         if os.fork() == 0:
-            time.sleep(100); os._exit(0)
+            os.close(1); os.close(2); time.sleep(100); os._exit(0)
         made += 1
     except OSError:
         break
@@ -179,8 +177,6 @@ print(made)
 
 
 async def test_memory_is_limited_without_control_groups(node_folder: Path) -> None:
-    from node_host import tenant_folder
-
     host = Host.open(node_folder, tenant_folder(), limit=False)
     unit_id = await host.start()
     ran = await host.python(unit_id, "x = bytearray(2 << 30)")
@@ -205,7 +201,7 @@ async def test_a_folder_that_its_tenant_made_odd_is_deleted(host: Host) -> None:
     unit_id = await host.start()
     code = """
 import os
-for _ in range(3000):
+for _ in range(1200):
     os.mkdir('d'); os.chdir('d')
 os.chdir('/home/unit'); os.mkdir('closed'); open('closed/file', 'w'); os.chmod('closed', 0)
 os.symlink('/etc', 'link')
@@ -286,8 +282,7 @@ async def test_units_run_as_users_of_their_own(host: Host) -> None:
     assert 0 not in owners
 
 
-async def test_fifty_units_start_at_once(host: Host) -> None:
-    assert LIMITS.processes_max
+async def test_twenty_units_start_at_once(host: Host) -> None:
     started = await asyncio.gather(*(host.start() for _ in range(20)))
     assert len(set(started)) == 20
     outputs = await asyncio.gather(*(host.run(unit_id, "hostname") for unit_id in started))

@@ -411,7 +411,9 @@ async def test_broken_framing_closes_the_socket_with_4400(frames: list[Frame]) -
         assert made.opener_socket.close_code == Close.MALFORMED
 
 
-@pytest.mark.parametrize("message", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x91\x93\x63\x01\x02", b"\xdd\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "message", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x91\x93\x63\x01\x02", b"\xdd\xff\xff\xff\xff"]
+)
 async def test_garbage_closes_the_socket_with_4400(message: bytes) -> None:
     async with pair() as made:
         await made.opener_socket.send_bytes(message)

@@ -86,41 +86,28 @@ async def report_health(tx: Tx, reports: Sequence[tuple[str, str, bool, str]]) -
     return len(rows)
 
 
-_BLOCK = """
-update fleet.slots set blocked = true, blocked_reason = $2, version = version + 1 where id = any($1) and not blocked
-"""
-_UNBLOCK = "update fleet.slots set blocked = false, blocked_reason = '', version = version + 1 where id = $1"
+_BLOCK = f"""
+update fleet.slots set blocked = true, blocked_reason = $2, version = version + 1
+ where id = any($1) and not blocked
+returning {_COLUMNS}, version
+"""  # noqa: S608
+_UNBLOCK = f"""
+update fleet.slots set blocked = false, blocked_reason = '', version = version + 1
+ where id = any($1) and blocked
+returning {_COLUMNS}, version
+"""  # noqa: S608
 
 
 async def block(tx: Tx, slot_ids: Sequence[str], reason: str) -> None:
-    """Nobody gets these slots until somebody has looked."""
-    rows = await tx.fetch(
-        f"{_BLOCK} returning {_COLUMNS}, version",
-        list(slot_ids),
-        reason,
-    )
+    """Nobody gets these slots until they are unblocked."""
+    await _tell(tx, await tx.fetch(_BLOCK, list(slot_ids), reason))
+
+
+async def unblock(tx: Tx, slot_ids: Sequence[str]) -> list[Slot]:
+    """The slots are what their GPUs are; those that were blocked are returned."""
+    rows = await tx.fetch(_UNBLOCK, list(slot_ids))
     await _tell(tx, rows)
-
-
-async def unblock(tx: Tx, slot_id: str) -> Slot:
-    """Somebody has looked: the slot is what its GPU is."""
-    row = await tx.fetchrow(
-        f"{_UNBLOCK} returning {_COLUMNS}, version",
-        slot_id,
-    )
-    assert row is not None
-    await _tell(tx, [row])
-    return _slot(row)
-
-
-async def unblock_proved(tx: Tx, slot_ids: Sequence[str]) -> None:
-    """A later cleanup proved them clean: these slots are what their GPUs are."""
-    rows = await tx.fetch(
-        "update fleet.slots set blocked = false, blocked_reason = '', version = version + 1"
-        f" where id = any($1) and blocked returning {_COLUMNS}, version",
-        list(slot_ids),
-    )
-    await _tell(tx, rows)
+    return [_slot(row) for row in rows]
 
 
 async def _tell(tx: Tx, rows: Sequence[Row]) -> None:

@@ -1,5 +1,6 @@
 """Looks at and stops a supervisor from outside."""
 
+import asyncio
 import os
 import signal
 import time
@@ -58,9 +59,11 @@ def _released(folder: DataFolder, timeout_s: float) -> bool:
 
 def _clear_orphans(folder: DataFolder) -> bool:
     """What a killed supervisor left behind."""
-    orphans = list(leftovers.marked(folder.path))
-    for pid in orphans:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    killed = asyncio.run(_end_everything(folder))
     folder.forget()
-    return bool(orphans)
+    return killed
+
+
+async def _end_everything(folder: DataFolder) -> bool:
+    processes = await leftovers.clear(folder.path, grace_s=0.0)
+    return await leftovers.end_units(folder) > 0 or bool(processes)

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,8 +46,9 @@ class Display:
             self.say(f"{name}: ready after {line.took_s:.1f} s")
 
     def say(self, text: str) -> None:
-        """One line, above the table when there is one."""
-        self.console.print(Text(text))
+        """One line, above the table when there is one. Who reads it may have gone, which must end nothing."""
+        with suppress(OSError, SystemExit):
+            self.console.print(Text(text))
 
     @asynccontextmanager
     async def live(self) -> AsyncIterator[None]:
@@ -86,8 +87,3 @@ class Display:
 
 
 _SPINNER: Final = Spinner("dots", style="cyan")
-
-
-def lines(texts: Sequence[str]) -> str:
-    """Paragraph of short lines."""
-    return "\n".join(texts)

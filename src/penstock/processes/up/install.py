@@ -8,7 +8,7 @@ from typing import Final
 
 from penstock.embedded.child import rotate
 from penstock.fleet import pki
-from penstock.processes.up import database, leftovers, localnode, programs, servers
+from penstock.processes.up import database, leftovers, localnode, programs, servers, tenant
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import HOST, Wanted, choose
 from penstock.processes.up.folder import DataFolder, Instance, Status
@@ -85,7 +85,10 @@ class Install:
     async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
         async with AsyncClient(instance.api, instance.key) as client:
             token = await localnode.enrolment_token(client, self._folder)
-            await self._supervisor.launch(programs.agent(self._folder, addresses, self._environ, token))
+            environment = await asyncio.to_thread(tenant.environment, self._folder)
+            await self._supervisor.launch(
+                programs.agent(self._folder, addresses, self._environ, enrolment=token, tenant=environment)
+            )
             return await localnode.until_ready(client)
 
     def _save_instance(self, addresses: Addresses, running: Servers) -> Instance:
@@ -112,6 +115,7 @@ class Install:
         for names in (("agent",), CONTROL, servers.NAMES):
             await self._supervisor.stop(names)
         await leftovers.clear(self._folder.path, grace_s=2.0)
+        await leftovers.end_units(self._folder)
         self._folder.forget()
 
     def kill(self) -> None:
@@ -119,14 +123,17 @@ class Install:
         self._supervisor.kill()
 
     def _changed(self) -> None:
-        self._folder.save_status(
-            Status(
-                ready=self._complete and self._supervisor.ready,
-                api=self._instance.api if self._instance else "",
-                gateway=self._instance.gateway if self._instance else "",
-                processes=self._supervisor.statuses(),
-                pid=os.getpid(),
-                notes=self._notes,
-                simulated_gpus=self._simulated_gpus,
-            )
+        status = Status(
+            ready=self._complete and self._supervisor.ready,
+            api=self._instance.api if self._instance else "",
+            gateway=self._instance.gateway if self._instance else "",
+            processes=self._supervisor.statuses(),
+            pid=os.getpid(),
+            notes=self._notes,
+            simulated_gpus=self._simulated_gpus,
         )
+        try:
+            self._folder.save_status(status)
+        except OSError as error:
+            # A full disk must not end the watch over what still runs.
+            self._display.say(f"cannot write status.json: {error.strerror}")

@@ -1,4 +1,4 @@
-"""Finds processes of an install by the mark in their environment, which every child of its supervisor carries."""
+"""Finds what an install left running: processes by the mark in their environment, units by the node's journal."""
 
 import asyncio
 import os
@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from penstock.node import cleanup
+from penstock.node.journal import Journal
+from penstock.processes.up.folder import DataFolder
 
 MARK: Final = "PENSTOCK_SUPERVISED"
 _POLL_S: Final = 0.05
@@ -40,6 +44,20 @@ async def clear(folder: Path, *, grace_s: float) -> list[int]:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     return left
+
+
+async def end_units(folder: DataFolder) -> int:
+    """Kill the units that an agent left, which no longer runs; how many there were. The next agent clears up."""
+    file = folder.node / "journal.db"
+    if not file.exists():
+        return 0
+    journal = await asyncio.to_thread(Journal, file)
+    try:
+        left = [record for record in await journal.units() if cleanup.processes(record)]
+        await asyncio.gather(*(cleanup.kill_all(record) for record in left))
+    finally:
+        await asyncio.to_thread(journal.close)
+    return len(left)
 
 
 def _dead(entry: Path) -> bool:

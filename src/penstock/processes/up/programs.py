@@ -77,12 +77,15 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
     return _process(name, folder, {**environ, **given}, listens_on=ports.get(name, ()))
 
 
-def agent(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str], enrolment: str) -> Program:
+def agent(
+    folder: DataFolder, addresses: Addresses, environ: Mapping[str, str], *, enrolment: str, tenant: Path
+) -> Program:
     """The local node. Its units survive a crash of it, and end with a clean stop."""
     hidden = {f"PENSTOCK_{name}" for name in _PRIVATE}
     given = {
         "PENSTOCK_AGENT_DATA_DIR": str(folder.node),
         "PENSTOCK_AGENT_ENROLMENT_TOKEN": enrolment,
+        "PENSTOCK_AGENT_TENANT_DIR": environ.get("PENSTOCK_AGENT_TENANT_DIR", "") or str(tenant),
         "PENSTOCK_AGENT_KEEP_UNITS_ON_STOP": "false",
         **_public(addresses),
     }

@@ -49,7 +49,8 @@ async def _supervise(install: Install, display: Display, announce: Callable[[Rea
 
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        loop.add_signal_handler(number, signalled)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, signalled)
     try:
         await body
     finally:

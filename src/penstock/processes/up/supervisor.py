@@ -167,7 +167,7 @@ class Watched:
     async def _pause(self, failures: int, reason: str) -> None:
         self.restarts += 1
         delay_s = backoff_s(failures - 1, base_s=0.2, cap_s=_BACKOFF_CAP_S)
-        self._say(f"{reason.splitlines()[0]}; starting it again in {delay_s:.1f} s")
+        self._say(f"{reason}; starting it again in {delay_s:.1f} s")
         self._move(State.WAITING)
         await asyncio.sleep(delay_s)
 

@@ -74,7 +74,7 @@ async def test_a_child_that_keeps_crashing_is_started_again_more_slowly_for_ever
 
 async def test_one_that_never_starts_is_an_error_with_its_last_words(bench: Bench) -> None:
     program = bench.program("broken", "raise SystemExit('the disk is full')", answers=False)
-    with pytest.raises(Unavailable, match=r"broken ended with code 1: (?s:.*)the disk is full"):
+    with pytest.raises(Unavailable, match="broken ended with code 1: the disk is full"):
         await bench.supervisor.launch(program)
     assert bench.starts == 3
     assert bench.supervisor.statuses() == []

@@ -1,0 +1,246 @@
+"""Tasks from the control plane: verified, journaled, executed once, answered until the answer is acknowledged.
+
+Nothing is believed for having arrived: the signature is checked over the exact bytes before they are decoded, then
+node, type, parameters, expiry (by server time) and fence. Whatever fails a check is refused without any side effect.
+What passes is noted on disk before its first effect, and the handlers are idempotent, so an agent that dies anywhere
+in between resumes and ends with one effect.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from prometheus_client import Counter, Histogram
+
+from penstock.kit.telemetry import correlated, logger
+from penstock.node.errors import Failed, NodeError, Refused
+from penstock.node.journal import Journal, Standing
+from penstock.node.serverclock import ServerClock
+from penstock.node.unit import check_start
+from penstock.wire.link import TaskResult
+from penstock.wire.tasks import PARAMS, Outcome, SignedTask, TaskBody, UnitStart
+
+_log = logger(__name__)
+#: Tasks at work at once; more wait at the gateway.
+CONCURRENCY: Final = 64
+_BODY_BYTES_MAX: Final = 1 << 20
+_DETAIL_CHARS_MAX: Final = 2000
+_done = Counter("penstock_node_tasks_total", "Tasks ended, by type and outcome.", ("type", "outcome"))
+_seconds = Histogram("penstock_node_task_seconds", "From arrival to result.", ("type",))
+
+Handler = Callable[[Any], Awaitable[msgspec.Struct]]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A task that may be executed, should its time and fence still hold."""
+
+    signed: SignedTask
+    body: TaskBody
+    params: msgspec.Struct
+
+
+class Verifier:
+    """Decides what this node acts on."""
+
+    def __init__(self, node_id: str, keys: Callable[[], Mapping[str, Ed25519PublicKey]]) -> None:
+        self._node_id = node_id
+        self._keys = keys
+
+    def verify(self, signed: SignedTask) -> Verified:
+        """The task, or Refused."""
+        key = self._keys().get(signed.key_id)
+        if key is None or len(signed.body) > _BODY_BYTES_MAX:
+            raise Refused("bad_signature", f"no key {signed.key_id!r} is trusted here")
+        try:
+            key.verify(signed.signature, signed.body)
+        except InvalidSignature:
+            raise Refused("bad_signature", "the signature does not match the task") from None
+        body = _decode(signed.body)
+        if body.node_id != self._node_id:
+            raise Refused("wrong_node", f"the task is for node {body.node_id}")
+        if body.type not in PARAMS:
+            raise Refused("unknown_type", f"this agent knows no task {body.type!r}")
+        return Verified(signed, body, _params(body))
+
+
+def _decode(content: bytes) -> TaskBody:
+    try:
+        return msgspec.msgpack.decode(content, type=TaskBody)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused("malformed", f"the task cannot be read: {error}") from error
+
+
+def _params(body: TaskBody) -> msgspec.Struct:
+    try:
+        params = msgspec.msgpack.decode(body.params, type=PARAMS[body.type][0])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused("malformed", f"the parameters of {body.type} are wrong: {error}") from error
+    if isinstance(params, UnitStart):
+        check_start(params)
+    return params
+
+
+class Turns:
+    """Locks by name, first come first served, forgotten when nobody holds or wants them."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def take(self, name: str) -> AsyncIterator[None]:
+        """Hold the name's lock."""
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            users = self._locks[name][1] - 1
+            if users:
+                self._locks[name] = (lock, users)
+            else:
+                del self._locks[name]
+
+
+class Executor:
+    """Runs tasks: many at once, but one allocation's in the order they came."""
+
+    def __init__(
+        self,
+        *,
+        verifier: Verifier,
+        journal: Journal,
+        clock: ServerClock,
+        handlers: Mapping[str, Handler],
+        on_result: Callable[[TaskResult], None],
+    ) -> None:
+        self._verifier = verifier
+        self._journal = journal
+        self._clock = clock
+        self._handlers = handlers
+        self._on_result = on_result
+        self._slots = asyncio.Semaphore(CONCURRENCY)
+        self._turns = Turns()
+        self._working: dict[str, asyncio.Task[None]] = {}
+
+    async def resume(self) -> None:
+        """Take up what had begun when the agent last ended. It was fresh then, so its age now does not matter."""
+        for signed in await self._journal.unfinished():
+            self._begin(signed, _decode(signed.body).task_id)
+        for result in await self._journal.unacknowledged():
+            self._on_result(result)
+
+    def submit(self, signed: SignedTask) -> None:
+        """Take a task from the link. One that is at work already goes on."""
+        task_id = _claimed_id(signed)
+        if task_id in self._working:
+            return
+        self._begin(signed, task_id)
+
+    def _begin(self, signed: SignedTask, task_id: str) -> None:
+        task = asyncio.create_task(self._run(signed, task_id), name=f"task-{task_id}")
+        self._working[task_id] = task
+        task.add_done_callback(lambda _: self._working.pop(task_id, None))
+
+    async def _run(self, signed: SignedTask, task_id: str) -> None:
+        try:
+            verified = self._verifier.verify(signed)
+        except Refused as refused:
+            _log.warning("task_refused", task_id=task_id, code=refused.code, detail=refused.detail)
+            _done.labels("unverified", Outcome.REFUSED.value).inc()
+            if task_id:
+                self._on_result(_result(task_id, _claimed_fence(signed), Outcome.REFUSED, refused))
+            return
+        body = verified.body
+        ids = {"task_id": body.task_id, "allocation_id": body.allocation_id or ""}
+        with correlated(body.correlation_id, **ids), _seconds.labels(body.type).time():
+            async with self._turns.take(body.allocation_id or body.task_id), self._slots:
+                await self._execute(verified)
+
+    async def _execute(self, task: Verified) -> None:
+        if not await self._admit(task):
+            return
+        result = await self._attempt(task)
+        await self._journal.finish(result)
+        self._report(task, result)
+
+    async def _admit(self, task: Verified) -> bool:
+        """Note the task and go on, or answer at once what needs no doing."""
+        body = task.body
+        begun = await self._journal.begin(body, task.signed, expired=self._clock.expired(body.expires_at))
+        match begun.standing:
+            case Standing.NEW | Standing.UNFINISHED:
+                return True
+            case Standing.DONE:
+                assert begun.result is not None
+                self._on_result(begun.result)
+            case Standing.STALE:
+                refused = Refused("stale_fence", f"fence {body.fence} is lower than one seen before")
+                self._report(task, _result(body.task_id, body.fence, Outcome.REFUSED, refused))
+            case Standing.EXPIRED:
+                refused = Refused("expired", f"the task expired at {body.expires_at.isoformat()}")
+                self._report(task, _result(body.task_id, body.fence, Outcome.REFUSED, refused))
+        return False
+
+    async def _attempt(self, task: Verified) -> TaskResult:
+        body = task.body
+        try:
+            answer = await self._handlers[body.type](task.params)
+        except Refused as refused:
+            return _result(body.task_id, body.fence, Outcome.REFUSED, refused)
+        except NodeError as error:
+            return _result(body.task_id, body.fence, Outcome.FAILED, error)
+        except Exception as error:  # noqa: BLE001 - supervises one task: the agent goes on
+            _log.exception("task_crashed", type=body.type)
+            return _result(body.task_id, body.fence, Outcome.FAILED, Failed("internal", repr(error)))
+        return TaskResult(
+            task_id=body.task_id,
+            fence=body.fence,
+            outcome=Outcome.SUCCEEDED,
+            answer=msgspec.Raw(msgspec.msgpack.encode(answer)),
+        )
+
+    def _report(self, task: Verified, result: TaskResult) -> None:
+        _done.labels(task.body.type, result.outcome.value).inc()
+        _log.info("task_ended", type=task.body.type, outcome=result.outcome.value, code=result.error_code)
+        self._on_result(result)
+
+    async def close(self) -> None:
+        """Leave what is at work as the journal has it."""
+        for task in list(self._working.values()):
+            task.cancel()
+        await asyncio.gather(*self._working.values(), return_exceptions=True)
+
+
+def _result(task_id: str, fence: int, outcome: Outcome, error: NodeError) -> TaskResult:
+    return TaskResult(
+        task_id=task_id, fence=fence, outcome=outcome, error_code=error.code, detail=error.detail[:_DETAIL_CHARS_MAX]
+    )
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """What an unverified task says of itself; used to answer it, never to act."""
+
+    task_id: str = ""
+    fence: int = 0
+
+
+def _claim(signed: SignedTask) -> _Claim:
+    try:
+        return msgspec.msgpack.decode(signed.body[:_BODY_BYTES_MAX], type=_Claim)
+    except (msgspec.DecodeError, RecursionError):
+        return _Claim()
+
+
+def _claimed_id(signed: SignedTask) -> str:
+    return _claim(signed).task_id
+
+
+def _claimed_fence(signed: SignedTask) -> int:
+    return _claim(signed).fence

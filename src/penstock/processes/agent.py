@@ -1,0 +1,246 @@
+"""The agent: one GPU host as a node. It dials out, runs units in sandboxes, and never listens but for its own health.
+
+Units survive the agent: it takes them up again when it comes back. Only with `keep_units_on_stop` off does a clean stop
+end them first.
+"""
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import sys
+from contextlib import AsyncExitStack, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Final
+
+import aiohttp
+import msgspec
+import structlog
+from msgspec import Meta
+from prometheus_client import Counter, Gauge
+
+from penstock.kit import process, settings
+from penstock.kit.clock import utc_now
+from penstock.kit.errors import Conflict, Invalid, PenstockError, Unauthenticated
+from penstock.kit.telemetry import logger
+from penstock.node import cgroups, handlers, identity, runtimes, sandbox
+from penstock.node.errors import NodeError
+from penstock.node.identity import Identity
+from penstock.node.inventory import Inventory, open_inventory
+from penstock.node.journal import Journal
+from penstock.node.link import Link, Outbox
+from penstock.node.logs import Forwarder
+from penstock.node.serverclock import ServerClock
+from penstock.node.tasks import Executor, Verifier
+from penstock.node.tunnel import NodeTunnel
+from penstock.node.units import Units
+
+_log = logger(__name__)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_REAP_S: Final = 1.0
+_RENEW_LOOK_S: Final = 30.0
+_RENEW_AGAIN_S: Final = 10.0
+_units = Gauge("penstock_node_units", "Units on this node, in whatever state.")
+_stages = Counter("penstock_node_unit_stages_total", "Steps of unit starts that were reached.", ("stage",))
+_expires = Gauge("penstock_node_certificate_expires_seconds", "When the node's certificate ends, in Unix time.")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent needs to know. `runtimes` maps image names to environments; `tenant_dir` is `python:3`."""
+
+    data_dir: str
+    api_url: str = ""
+    link_url: str = ""
+    enrolment_token: str = ""
+    node_name: str = "local"
+    tenant_dir: str = ""
+    runtimes: dict[str, str] = {}
+    simulated_gpus: Annotated[int, Meta(ge=0, le=1024)] = 64
+    production: bool = False
+    keep_units_on_stop: bool = True
+    stop_grace_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
+    uid_first: Annotated[int, Meta(ge=1000, le=4_000_000_000)] = 200_000
+    uid_count: Annotated[int, Meta(ge=1, le=65536)] = 4096
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    log_format: str = "json"
+    ops_port: int = 9106
+
+
+async def body(stack: AsyncExitStack, settings: Settings) -> None:
+    """Run until cancelled."""
+    folder = _own_folder(stack, Path(settings.data_dir).absolute())
+    _become_subreaper()
+    who = await _identify(settings, folder)
+    structlog.contextvars.bind_contextvars(node_id=who.node_id)
+    _expires.set(who.expires_at.timestamp())
+    inventory = await asyncio.to_thread(open_inventory, who.node_id, settings.simulated_gpus)
+    journal = Journal(folder / "journal.db")
+    stack.callback(journal.close)
+    logs = Forwarder()
+    units = await _open_units(stack, settings, folder, journal, inventory, logs)
+    await units.recover()
+    await process.serve_ops(stack, settings.ops_port)
+    clock, outbox = ServerClock(), Outbox()
+    executor = Executor(
+        verifier=Verifier(who.node_id, lambda: who.task_keys),
+        journal=journal,
+        clock=clock,
+        handlers=handlers.catalogue(units, inventory, folder),
+        on_result=outbox.put,
+    )
+    stack.push_async_callback(executor.close)
+    await executor.resume()
+    link = Link(
+        identity=who,
+        clock=clock,
+        journal=journal,
+        units=units,
+        inventory=inventory,
+        logs=logs,
+        outbox=outbox,
+        submit=executor.submit,
+        version=version("penstock"),
+        production=settings.production,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(link.run())
+        tasks.create_task(NodeTunnel(who, units).run())
+        tasks.create_task(_keep_certificate(who, clock, link))
+        tasks.create_task(process.every(_REAP_S, lambda: _look_after(units), name="reap"))
+
+
+def _own_folder(stack: AsyncExitStack, folder: Path) -> Path:
+    """The data folder, for this agent alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = stack.enter_context((folder / "agent.lock").open("w"))
+    except OSError as error:
+        raise Invalid(f"cannot use the data folder {folder}: {error.strerror}", field="agent.data_dir") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise Conflict(f"another agent runs on {folder}", field="agent.data_dir") from error
+    return folder
+
+
+def _become_subreaper() -> None:
+    """What loses its parent below us becomes our child, so that it is reaped and cannot hide."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+async def _identify(settings: Settings, folder: Path) -> Identity:
+    """The identity that is kept, or a new one by a token that was not used before."""
+    kept = identity.load(folder)
+    token = settings.enrolment_token
+    if token and not (kept and kept.came_from(token)):
+        try:
+            kept = await identity.enrol(folder, api_url=settings.api_url, token=token, node_name=settings.node_name)
+        except Unauthenticated as error:
+            if not identity.usable(kept):
+                raise
+            _log.warning("token_refused", detail=error.detail, note="going on with the identity that is kept")
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Invalid(f"cannot reach {settings.api_url} to enrol: {error}", field="api_url") from error
+    if kept is None:
+        raise Invalid(
+            "this host is not a node yet: give it the token of `penstock node enroll`",
+            field="agent.enrolment_token",
+        )
+    if settings.link_url:
+        kept.move(settings.link_url)
+    return kept
+
+
+async def _open_units(
+    stack: AsyncExitStack,
+    settings: Settings,
+    folder: Path,
+    journal: Journal,
+    inventory: Inventory,
+    logs: Forwarder,
+) -> Units:
+    units_folder = folder / "units"
+    units_folder.mkdir(exist_ok=True)
+    units_folder.chmod(0o711)
+    images = await asyncio.to_thread(runtimes.prepare, _images(settings), folder / "work")
+    uids = range(settings.uid_first, settings.uid_first + settings.uid_count) if os.geteuid() == 0 else None
+    driver = await asyncio.to_thread(
+        sandbox.open_driver,
+        folder / "work",
+        units_folder,
+        images,
+        uid=uids[0] if uids else None,
+        production=settings.production,
+    )
+    stack.callback(driver.close)
+    units = Units(
+        folder=units_folder,
+        journal=journal,
+        driver=driver,
+        runtimes=images,
+        inventory=inventory,
+        groups=cgroups.find(),
+        logs=logs,
+        uids=uids,
+        on_stage=lambda stage: _stages.labels(stage).inc(),
+    )
+    stack.push_async_callback(units.close)
+    if not settings.keep_units_on_stop:
+        stack.push_async_callback(units.stop_all, settings.stop_grace_s)
+    _units.set_function(lambda: len(units.reports()))
+    return units
+
+
+def _images(settings: Settings) -> dict[str, str]:
+    """The environment that `make install` puts beside our own is what `python:3` means by default."""
+    tenant = settings.tenant_dir or str(Path(sys.prefix).parent / ".tenant")
+    return {"python:3": tenant, **settings.runtimes}
+
+
+async def _look_after(units: Units) -> None:
+    units.reap()
+
+
+async def _keep_certificate(who: Identity, clock: ServerClock, link: Link) -> None:
+    """Renew at two thirds of the certificate's life; look now and then, and whenever the link came back."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            now = clock.now() or utc_now()
+            if now >= who.renew_at:
+                await _renew(who, session, link)
+            due_s = (who.renew_at - now).total_seconds()
+            link.woken.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_RENEW_LOOK_S, due_s) if due_s > 0 else _RENEW_AGAIN_S):
+                    await link.woken.wait()
+
+
+async def _renew(who: Identity, session: aiohttp.ClientSession, link: Link) -> None:
+    try:
+        await who.renew(session)
+    except (OSError, aiohttp.ClientError, TimeoutError, NodeError, PenstockError, msgspec.DecodeError) as error:
+        hint = "" if identity.usable(who) else "it has expired: start the agent with a recovery token"
+        _log.warning("certificate_not_renewed", error=repr(error), hint=hint)
+        return
+    _expires.set(who.expires_at.timestamp())
+    _log.info("certificate_renewed", expires_at=who.expires_at.isoformat())
+    link.reconnect()
+
+
+def main() -> None:
+    """Run the process."""
+    loaded = settings.load(Settings, "agent", os.environ)
+    process.main(
+        "agent",
+        lambda stack: body(stack, loaded),
+        level=loaded.log_level,
+        log_format=loaded.log_format,
+        otlp_endpoint=loaded.otlp_endpoint,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Temporal, hints, nodes and units may all be lost: the rows find their way to rest."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from conftest import Servers
+from integration.compute.stage import World
+from integration.flows.fakenode import Answer
+from integration.flows.stage import Cloud, cloud_on
+from penstock.compute.model import Deadlines, Limits, State
+from penstock.compute.service.release import Release
+from penstock.compute.service.watch import Patience, Watch
+from penstock.embedded import temporal
+from penstock.embedded.ports import free_port
+from penstock.flows.allocation import WORKFLOW, workflow_id
+from penstock.flows.reconcile import NodeKeeper, SagaKeeper
+from penstock.kit.bus import Bus
+from penstock.kit.db import Database
+from penstock.wire.tasks import UNIT_START, TaskBody
+
+
+def held_up(cloud: Cloud) -> tuple[asyncio.Event, asyncio.Event]:
+    """The node waits in the middle of its first start; (it has begun, let it go on)."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(body: TaskBody) -> Answer | None:
+        if body.type == UNIT_START:
+            begun.set()
+            await go_on.wait()
+        return None
+
+    cloud.node.before = hold
+    return begun, go_on
+
+
+async def test_a_lost_hint_only_costs_time(cloud: Cloud) -> None:
+    client, cloud.sagas.client = cloud.sagas.client, None
+    made = await cloud.create()
+    await asyncio.sleep(0.3)
+    assert (await cloud.world.row(made.id)).state is State.REQUESTED
+    cloud.sagas.client = client
+    assert (await cloud.settle(made.id)).state is State.ACTIVE
+
+
+async def test_a_terminated_saga_is_started_again_and_starts_no_second_unit(cloud: Cloud) -> None:
+    begun, go_on = held_up(cloud)
+    made = await cloud.create()
+    await begun.wait()
+    await cloud.client.get_workflow_handle(workflow_id(made.id)).terminate()
+    go_on.set()
+    assert (await cloud.settle(made.id)).state is State.ACTIVE
+    assert cloud.node.effects == [("start", made.unit_id)]
+
+
+async def test_temporal_with_all_its_data_may_be_lost(
+    database: Database, nats_bus: Bus, servers: Servers, tmp_path: Path
+) -> None:
+    async with cloud_on(database, nats_bus, servers.temporal_address, tmp_path) as cloud:
+        running = await cloud.active()
+        begun, _ = held_up(cloud)
+        starting = await cloud.create()
+        await begun.wait()
+        releasing = running.id
+        cloud.sagas.client = None
+        await cloud.world.release(releasing)
+    cloud.node.before = None
+    async with (
+        temporal.run(tmp_path / "fresh", free_port(), free_port(), tmp_path / "temporal.log") as (address, _),
+        cloud_on(database, nats_bus, address, tmp_path, node=cloud.node) as again,
+    ):
+        assert (await again.settle(releasing)).state is State.RELEASED
+        assert (await again.settle(starting.id)).state is State.ACTIVE
+        assert again.node.effects.count(("start", starting.unit_id)) == 1
+
+
+async def test_a_saga_that_does_not_react_is_replaced(cloud: Cloud) -> None:
+    cloud.sagas.client = None
+    made = await cloud.create()
+    cloud.sagas.client = cloud.client
+    await cloud.client.start_workflow(WORKFLOW, made.id, id=workflow_id(made.id), task_queue="nobody")
+    keeper = SagaKeeper(Watch(cloud.world.db, Patience(fresh_s=0.1, idle_s=0.2, stuck_s=0.5)), cloud.sagas)
+    await asyncio.sleep(0.7)
+    await keeper.undriven()
+    assert (await cloud.settle(made.id)).state is State.ACTIVE
+
+
+async def test_two_workers_do_not_ask_for_the_same_row(world: World) -> None:
+    await world.add_node(4)
+    for _ in range(3):
+        await world.create()
+    await asyncio.sleep(0.1)
+    watch = Watch(world.db, Patience(fresh_s=0.05, idle_s=10))
+    found = await asyncio.gather(*(watch.undriven() for _ in range(4)))
+    assert sum(map(len, found)) == 3
+
+
+def keeper_of(cloud: Cloud) -> NodeKeeper:
+    return NodeKeeper(cloud.world.db, cloud.watch, Release(cloud.world.limits), cloud.tasks)
+
+
+async def sql(cloud: Cloud, statement: str, *args: object) -> None:
+    async with cloud.world.db.transaction() as tx:
+        await tx.execute(statement, *args)
+
+
+async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) -> None:
+    row = await cloud.active()
+    assert row.active_at is not None
+    await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 h'")
+    await sql(cloud, "update fleet.heartbeats set at = now() - interval '10 min'")
+    await sql(cloud, "update fleet.nodes set state = 'lost'")
+    cloud.node.deaf = True
+    await keeper_of(cloud).lost_nodes()
+    ended = await cloud.settle(row.id)
+    assert (ended.state, ended.reason) == (
+        State.RELEASE_FAILED,
+        "the cleanup was not proved: the node is lost",
+    )
+    heard = await cloud.world.value("select at from fleet.heartbeats")
+    assert ended.billing_ended_at == heard
+
+
+async def test_a_draining_node_is_left(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await sql(cloud, "update fleet.nodes set state = 'draining'")
+    await keeper_of(cloud).draining_nodes()
+    ended = await cloud.settle(row.id)
+    assert (ended.state, ended.reason) == (State.RELEASED, "the node is draining")
+
+
+async def test_a_unit_that_exits_gives_its_gpus_back(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await _report(cloud, row.unit_id, "exited", 137, "oom")
+    await keeper_of(cloud).exited_units()
+    ended = await cloud.settle(row.id)
+    assert (ended.state, ended.reason) == (State.RELEASED, "the unit ran out of memory")
+
+
+async def test_a_unit_that_its_node_forgot_is_released_once_there_was_time_to_report_it(cloud: Cloud) -> None:
+    row = await cloud.active()
+    keeper = keeper_of(cloud)
+    await keeper.missing_units()
+    assert (await cloud.world.row(row.id)).state is State.ACTIVE
+    await sql(cloud, "update fleet.heartbeats set at = now() + interval '2 s'")
+    await _report(cloud, row.unit_id, "running", None, "")
+    await keeper.missing_units()
+    assert (await cloud.world.row(row.id)).state is State.ACTIVE
+    await sql(cloud, "delete from fleet.unit_reports")
+    await keeper.missing_units()
+    ended = await cloud.settle(row.id)
+    assert (ended.state, ended.reason) == (State.RELEASED, "the unit is gone from its node")
+
+
+async def test_units_that_nobody_owns_are_stopped_once(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await _report(cloud, row.unit_id, "running", None, "")
+    await _report(cloud, "stray", "running", None, "")
+    cloud.node.units.add("stray")
+    keeper = keeper_of(cloud)
+    await keeper.orphan_units()
+    assert cloud.node.units == {row.unit_id, "stray"}, "a unit was stopped before its grace was over"
+    await sql(cloud, "update fleet.unit_reports set since = now() - interval '1 min'")
+    await keeper.orphan_units()
+    await keeper.orphan_units()
+    await _until(lambda: _done("stray" not in cloud.node.units))
+    await asyncio.sleep(0.2)
+    assert cloud.node.effects.count(("stop", "stray")) == 1
+    assert row.unit_id in cloud.node.units
+
+
+async def test_a_failed_release_is_tried_again_when_the_node_answers(cloud: Cloud) -> None:
+    row = await cloud.active()
+    cloud.node.dirty = True
+    await cloud.world.release(row.id)
+    await cloud.settle(row.id)
+    cloud.node.dirty = False
+    keeper = keeper_of(cloud)
+    await keeper.failed_releases()
+    assert (await cloud.world.row(row.id)).state is State.RELEASE_FAILED
+    await asyncio.sleep(1.1)
+    await keeper.failed_releases()
+    assert (await cloud.settle(row.id)).state is State.RELEASED
+
+
+async def test_releasing_past_its_deadline_still_ends(
+    database: Database, nats_bus: Bus, servers: Servers, tmp_path: Path
+) -> None:
+    limits = Limits(deadlines=Deadlines(requested_s=30, provisioning_s=20, releasing_s=0.5))
+    async with cloud_on(database, nats_bus, servers.temporal_address, tmp_path, limits=limits) as cloud:
+        row = await cloud.active()
+        cloud.node.deaf = True
+        await cloud.world.release(row.id)
+        assert (await cloud.settle(row.id, timeout_s=30)).state is State.RELEASE_FAILED
+
+
+async def _report(cloud: Cloud, unit_id: str, state: str, code: int | None, exit_class: str) -> None:
+    await sql(
+        cloud,
+        "insert into fleet.unit_reports (node_id, unit_id, state, exit_code, exit_class) values ($1, $2, $3, $4, $5)",
+        cloud.node.node_id,
+        unit_id,
+        state,
+        code,
+        exit_class,
+    )
+
+
+async def _done(value: bool) -> bool:
+    return value
+
+
+async def _until(true: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while not await true():
+            await asyncio.sleep(0.02)

@@ -1,0 +1,64 @@
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+import typer
+
+from penstock.cli.allocations import pairs
+from penstock.cli.skus import microusd
+from penstock.cli.text import cell, clean, clean_json, csv_cell, dollars, size
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("plain \u00fcml\u00e4ut \u65e5\u672c", "plain \u00fcml\u00e4ut \u65e5\u672c"),
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        ("a\nb\rc\td\x00", "a\\x0ab\\x0dc\\x09d\\x00"),
+        ("\x9b31m\x7f", "\\x9b31m\\x7f"),
+        ("safe\u202egnp.exe", "safe\\u202egnp.exe"),
+        ("\u2066hidden\u2069\u200b", "\\u2066hidden\\u2069\\u200b"),
+        ("\ud800", "\\ud800"),
+    ],
+)
+def test_no_character_steers_the_terminal(given: str, shown: str) -> None:
+    assert clean(given) == shown
+
+
+def test_json_keeps_its_meaning_and_loses_its_tricks() -> None:
+    assert clean_json('{\n "a": "\x9b\u202e"\n}') == '{\n "a": "\\u009b\\u202e"\n}'
+
+
+@pytest.mark.parametrize("start", list("=+-@\t\r"))
+def test_no_cell_is_a_formula(start: str) -> None:
+    assert csv_cell(f"{start}cmd()").startswith("'")
+
+
+def test_values_are_shown_as_people_read_them() -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    shown = [cell(value) for value in (None, True, False, 3, noon, {"a": 1, "b": None}, [1, 2], noon.astimezone(UTC))]
+    assert shown == ["", "yes", "no", "3", "2026-01-01 10:00:00Z", "a=1 b=", "1 2", "2026-01-01 10:00:00Z"]
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"), [(0, "$0.00"), (3_490_000, "$3.49"), (1, "$0.000001"), (12_500_000, "$12.50")]
+)
+def test_money_is_exact(amount: int, shown: str) -> None:
+    assert dollars(amount) == shown
+    assert microusd(shown) == amount
+
+
+@pytest.mark.parametrize("bad", ["", "-1", "1.2.3", "1e3", "0.0000001", "\u0663", "1_0", "9999999"])
+def test_other_prices_are_refused(bad: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        microusd(bad)
+
+
+def test_sizes_have_units() -> None:
+    assert [size(0), size(1536), size(80 << 30), size(1 << 45)] == ["0 B", "1.5 KiB", "80 GiB", "32 TiB"]
+
+
+def test_pairs_are_split_once_and_never_twice() -> None:
+    assert pairs(["A=1=2", "B="], option="--env") == {"A": "1=2", "B": ""}
+    for bad in (["A"], ["=1"], ["A=1", "A=2"]):
+        with pytest.raises(typer.BadParameter):
+            pairs(bad, option="--env")

@@ -1,0 +1,104 @@
+"""Every command of the tree, as typer builds it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from penstock import command
+from penstock.cli.app import app, run
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        child = group.get_command(context, name)
+        if hasattr(child, "commands"):
+            yield from leaves(child, (*path, name))
+        else:
+            yield (*path, name)
+
+
+command.ENTRIES.update(command.entries())
+COMMANDS = sorted(leaves(typer.main.get_command(app)))
+
+
+def test_the_tree_is_not_empty() -> None:
+    assert {("alloc", "create"), ("up",), ("node", "join"), ("auth", "login"), ("login",)} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, [*path, "--help"], {}) == 0
+    shown = capsys.readouterr().out
+    assert "Example:\n    " in shown
+    assert "penstock " in shown.partition("Example:")[2]
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_takes_the_global_options(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["-o", "csv", "--no-heading", "-p", "x", "--profile", "x", "--api-url", "x", "--no-input", "--data", "x"]
+    assert run(app, [*options, *path, *options, "--help"], {}) == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["alloc"], ["--help"], ["alloc", "--help"]])
+def test_a_group_alone_shows_its_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, arguments, {}) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["aloc"], "Did you mean 'alloc'"),
+        (["alloc", "creat"], "Did you mean 'create'"),
+        (["alloc", "create"], "Missing option '--sku'"),
+        (["alloc", "create", "--sku", "g", "--gpus", "many"], "--gpus"),
+        (["whoami", "--frob"], "No such option: --frob"),
+        (["-o", "xml", "whoami"], "'xml' is not one of"),
+        (["key", "revoke"], "Missing argument"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_with_1(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, arguments, {}) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_help_needs_nothing_heavy() -> None:
+    probe = (
+        "import sys; from penstock import command; sys.argv = ['penstock', '--help']\n"
+        "try: command.main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'aiohttp', 'msgspec', 'pydantic', 'rich', 'asyncio', 'asyncpg', 'temporalio', 'litestar'}\n"
+        "sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+def test_completion_knows_commands_and_options() -> None:
+    def complete(line: str) -> str:
+        environ = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock.command"], env=environ, capture_output=True, text=True, timeout=30
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert complete("penstock al").split() == ["alloc"]
+    assert "create" in complete("penstock alloc ").split()
+    assert "--wait-capacity" in complete("penstock alloc create --wait").split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_exist(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["completion", "show", shell], {}) == 0
+    assert "_PENSTOCK_COMPLETE" in capsys.readouterr().out
