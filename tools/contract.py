@@ -42,7 +42,7 @@ def event_document() -> dict[str, Any]:
         "asyncapi": "3.0.0",
         "info": {
             "title": "Penstock events",
-            "version": openapi.VERSION,
+            "version": api.VERSION,
             "description": "Facts on the JetStream stream EVENTS, in order per aggregate, at least once: tell repeats"
             " by `event_id` and order by `version`. The same envelopes come from GET /api/v1/events/stream.",
         },

@@ -1,11 +1,13 @@
 """kill -9 of every kind of process while allocations come and go: nothing is lost, held twice or left behind."""
 
 import asyncio
+import json
 import os
 import random
 import signal
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -31,17 +33,22 @@ async def _come_and_go(client: AsyncClient, dice: random.Random, stop: asyncio.E
     return cycles
 
 
+def watched(cloud: Cloud) -> dict[str, Any]:
+    """What the supervisor last said of each process."""
+    status = json.loads((cloud.data / "status.json").read_text())
+    return {entry["name"]: entry for entry in status["processes"]}
+
+
 async def _kill(cloud: Cloud, kind: str) -> None:
     """Kill the process that runs now, and see that another took its place."""
     for _ in range(600):
-        before = {entry["name"]: entry for entry in (await asyncio.to_thread(cloud.status))["processes"]}
+        before = watched(cloud)
         if before[kind]["state"] == "ready" and before[kind]["pid"]:
             break
         await asyncio.sleep(0.1)
     os.kill(before[kind]["pid"], signal.SIGKILL)
     for _ in range(600):
-        after = {entry["name"]: entry for entry in (await asyncio.to_thread(cloud.status))["processes"]}
-        if after[kind]["restarts"] > before[kind]["restarts"]:
+        if watched(cloud)[kind]["restarts"] > before[kind]["restarts"]:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"{kind} was not started again\n{cloud.logs()}")

@@ -7,6 +7,7 @@ refused leaves in the same envelope as the api's, and what could be read in two 
 import asyncio
 import base64
 import binascii
+import os
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ from penstock.access.sessions import Sessions
 from penstock.access.upstream import PortKey
 from penstock.kit.edge import Networks, client_address
 from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
-from penstock.kit.ids import new_id
-from penstock.kit.telemetry import correlated, correlation_id, logger
+from penstock.kit.telemetry import correlate, correlation_id, logger
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -70,16 +70,16 @@ class Edge:
         self._ready = ready
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """One request."""
-        given = request.headers.get("X-Correlation-Id", "")
-        with correlated(given if _CORRELATION.fullmatch(given) else new_id("cor")):
-            try:
-                return await self._route(request)
-            except PenstockError as error:
-                return _refuse(request, error)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
-                _log.warning("database_away", error=repr(error))
-                return _refuse(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
+        """One request. It has a task of its own, and so a context of its own."""
+        given = request.headers.get("X-Correlation-Id")
+        correlate(given if given and _CORRELATION.fullmatch(given) else f"cor_{os.urandom(13).hex()}")
+        try:
+            return await self._route(request)
+        except PenstockError as error:
+            return _refuse(request, error)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            _log.warning("database_away", error=repr(error))
+            return _refuse(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path

@@ -9,6 +9,7 @@ import aiohttp
 
 from penstock.access.errors import NodeUnreachable
 from penstock.kit.stream import Stream, StreamAborted
+from penstock.kit.streamio import Gulp
 from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
 from penstock.wire.tunnel import FRAME_BYTES_MAX, Target
@@ -85,4 +86,5 @@ class Peers:
         names = (connection.get_extra_info("peercert") or {}).get("subjectAltName", ())
         if _GATEWAY_NAME not in names:
             raise ConnectionRefusedError("the other side's certificate is not a gateway's")
+        Gulp.client(connection)
         return Mux(connection)

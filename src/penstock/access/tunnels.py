@@ -20,7 +20,7 @@ from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError, Unavailable
 from penstock.kit.ids import new_id
 from penstock.kit.stream import Stream
-from penstock.kit.streamio import splice
+from penstock.kit.streamio import Gulp, splice
 from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
 from penstock.wire.link import Close
@@ -106,8 +106,7 @@ class Tunnels:
         await asyncio.gather(*(mux.close(Close.RESTARTING, "the gateway stops") for mux in muxes))
 
     async def _serve_node(self, request: web.Request) -> web.WebSocketResponse:
-        socket = _socket()
-        await socket.prepare(request)
+        socket = await _upgrade(request)
         mux = Mux(socket)
 
         async def cut(reason: str) -> None:
@@ -155,8 +154,7 @@ class Tunnels:
             await store.drop(conn, held.tunnel_id)
 
     async def _serve_peer(self, request: web.Request) -> web.WebSocketResponse:
-        socket = _socket()
-        await socket.prepare(request)
+        socket = await _upgrade(request)
         if not self._nodes.is_gateway(request):
             await socket.close(code=Close.IDENTITY_MISMATCH, message=b"the certificate is not a gateway's")
             return socket
@@ -180,5 +178,11 @@ class Tunnels:
             stream.abort("exhausted", error.detail)
 
 
-def _socket() -> web.WebSocketResponse:
-    return web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX + 1, heartbeat=_HEARTBEAT_S, compress=False, timeout=2.0)
+async def _upgrade(request: web.Request) -> web.WebSocketResponse:
+    socket = web.WebSocketResponse(
+        max_msg_size=FRAME_BYTES_MAX + 1, heartbeat=_HEARTBEAT_S, compress=False, timeout=2.0
+    )
+    await socket.prepare(request)
+    if request.transport is not None:
+        Gulp(request.transport)
+    return socket

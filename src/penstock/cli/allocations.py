@@ -159,21 +159,22 @@ command(
 
 def follow(client: "Client", allocation: Allocation, *, until: Collection[str], timeout_s: float) -> Allocation:
     """Wait and show every change of state."""
+    shown = _moved(allocation)
+
+    def moved(item: Allocation) -> None:
+        if _moved(item) != shown:
+            report(_moved(item))
+
     try:
-        with progress(f"{allocation.id} {_moved(allocation)}") as report:
-            return client.allocations.wait(
-                allocation.id,
-                until=until,
-                timeout_s=timeout_s,
-                on_change=lambda item: report(f"{item.id} {_moved(item)}"),
-            )
+        with progress(shown) as report:
+            return client.allocations.wait(allocation.id, until=until, timeout_s=timeout_s, on_change=moved)
     except KeyboardInterrupt:
         notice(f"{allocation.id} goes on; see `penstock alloc show {allocation.id}`")
         raise
 
 
 def _moved(allocation: Allocation) -> str:
-    return f"{allocation.state}: {allocation.reason}" if allocation.reason else allocation.state
+    return f"{allocation.id} {allocation.state}" + (f": {allocation.reason}" if allocation.reason else "")
 
 
 def show_one(session: Session, allocation: Allocation) -> None:

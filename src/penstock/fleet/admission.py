@@ -20,7 +20,7 @@ from penstock.wire import subjects
 from penstock.wire.link import Hello
 
 #: When all nodes come back at once, so many are let in at a time; the others wait their turn.
-AT_ONCE_MAX: Final = 8
+AT_ONCE_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,10 +114,11 @@ class Enrolment:
         self._bucket.take()
         row = _usable(await certificates.find_token(tx, _digest(token)), node_name)
         issued = self._authority.sign_csr(csr_pem, row.node_id, lives_s=self._config.certificate_s)
-        if not await certificates.use_token(tx, row.id):
-            raise TokenRefused("the token is used, expired or unknown")
+        # Whoever changes a node's tokens locks the node first.
         node = await node_rows.lock(tx, row.node_id)
         assert node is not None
+        if not await certificates.use_token(tx, row.id):
+            raise TokenRefused("the token is used, expired or unknown")
         revoked: list[str] = []
         if row.kind == RECOVER:
             revoked = await certificates.revoke_all(tx, node.id)

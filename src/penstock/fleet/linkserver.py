@@ -277,6 +277,9 @@ class LinkServer:
                     pass
         except _AWAY as error:
             await self._refuse(link.socket, Close.RESTARTING, "try again", error=repr(error))
+        except Exception:  # the link's supervisor: this one ends loudly, the others go on
+            _log.exception("link_failed", node_id=link.key.node_id)
+            await link.socket.close(Close.RESTARTING, "try again")
 
     async def _send_tasks(self, link: Link) -> bool:
         """Whether there were some."""

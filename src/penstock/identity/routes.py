@@ -13,6 +13,7 @@ from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.ids import is_id
 from penstock.wire import rest
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -50,6 +51,10 @@ def _page(cls: type[S], values: list[Any], page: PageQuery, *, by: str = "id") -
     shown = [_as(cls, value) for value in values[: page.limit]]
     more = len(values) > page.limit
     return rest.Page(items=shown, next_cursor=http.encode_cursor(getattr(shown[-1], by)) if more else None)
+
+
+def _principal(text: str) -> str:
+    return text if is_id("sva", text) else http.path_id("usr", text)
 
 
 def _people(db: Database) -> list[Any]:
@@ -153,14 +158,14 @@ def _members(db: Database) -> list[Any]:
         """Give a principal a role in a project."""
         role = policy.parse_role(data.role)
         async with db.transaction() as tx:
-            member = await members.put(tx, caller, http.path_id("prj", project_id), principal_id, role)
+            member = await members.put(tx, caller, http.path_id("prj", project_id), _principal(principal_id), role)
         return _as(rest.Member, member)
 
     @delete("/projects/{project_id:str}/members/{principal_id:str}", operation_id="deleteMember")
     async def delete_member(caller: Caller, project_id: str, principal_id: str) -> None:
         """End a membership."""
         async with db.transaction() as tx:
-            await members.remove(tx, caller, http.path_id("prj", project_id), principal_id)
+            await members.remove(tx, caller, http.path_id("prj", project_id), _principal(principal_id))
 
     return [list_members, put_member, delete_member]
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 from litestar import Request
@@ -110,6 +111,17 @@ def rejection(head: Head) -> Rejected | None:
     return None
 
 
+def bad_target(path: str, query: bytes) -> Rejected | None:
+    """Paths and queries are text: no halves of characters, and no NUL, which databases cannot store."""
+    try:
+        text = path.encode().decode() + unquote_to_bytes(query).decode()
+    except UnicodeError:
+        return Rejected(400, "invalid_request", "path and query must be valid UTF-8", close=False)
+    if "\0" in text:
+        return Rejected(400, "invalid_request", "path and query may not contain NUL", close=False)
+    return None
+
+
 def too_large() -> Rejected:
     """413."""
     return Rejected(413, "payload_too_large", f"body: max {BODY_BYTES_MAX} bytes")
@@ -153,7 +165,8 @@ class Edge:
         cast("dict[str, Any]", scope)["edge"] = head
         # The server runs each request in a task of its own, so nothing needs to be undone.
         correlate(correlation)
-        await self._answer(scope, receive, _Sender(send, scope["method"], correlation), rejection(head))
+        refused = rejection(head) or bad_target(scope["path"], scope["query_string"])
+        await self._answer(scope, receive, _Sender(send, scope["method"], correlation), refused)
 
     async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
         if refused is None:
@@ -161,11 +174,9 @@ class Edge:
             return
         detail = ErrorDetail(code=refused.code, message=refused.message, correlation_id=sender.correlation)
         body = msgspec.json.encode(ErrorBody(error=detail))
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-            (b"connection", b"close"),
-        ]
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if refused.close:
+            headers.append((b"connection", b"close"))
         await sender({"type": "http.response.start", "status": refused.status, "headers": headers})
         await sender({"type": "http.response.body", "body": body, "more_body": False})
 

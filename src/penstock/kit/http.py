@@ -8,9 +8,9 @@ this is the only place that knows which kind of error is which status.
 import base64
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Protocol, cast
+from typing import Annotated, Any, Final, Protocol, TypeAlias, cast
 
 import asyncpg
 import msgspec
@@ -22,7 +22,7 @@ from litestar.exceptions import HTTPException, ValidationException
 from litestar.exceptions.base_exceptions import LitestarDeprecationWarning
 from litestar.openapi.config import OpenAPIConfig
 from litestar.params import HeaderParameter, QueryParameter
-from litestar.types import BeforeRequestHookHandler, ControllerRouterHandler, ExceptionHandlersMap
+from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
 
 from penstock.kit import jsonbody
 from penstock.kit.caller import Caller
@@ -32,6 +32,8 @@ from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
 from penstock.kit.telemetry import correlation_id, logger
 from penstock.wire.rest import ErrorBody, ErrorDetail
+
+Hook: TypeAlias = Callable[[Request[Any, Any, Any]], Awaitable[None]]
 
 LIMIT_MAX: Final = 200
 LIMIT_DEFAULT: Final = 50
@@ -113,9 +115,14 @@ def decode_cursor(text: str) -> list[str | int]:
         parts = msgspec.json.decode(raw[8:], type=list[str | int])
     except (ValueError, msgspec.DecodeError) as error:
         raise Invalid("invalid cursor", field="cursor") from error
-    if encode_cursor(*parts) != text:
+    if encode_cursor(*parts) != text or not all(map(_storable, parts)):
         raise Invalid("invalid cursor", field="cursor")
     return parts
+
+
+def _storable(part: str | int) -> bool:
+    """Whether a query can take it: anyone can make a cursor, and none may break a statement."""
+    return "\0" not in part if isinstance(part, str) else abs(part) < 1 << 63
 
 
 def _checksum(payload: bytes) -> bytes:
@@ -230,7 +237,7 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
     )
 
 
-def _authentication(authenticator: Authenticates) -> BeforeRequestHookHandler:
+def _authentication(authenticator: Authenticates) -> Hook:
     async def authenticate(request: Request[Any, Any, Any]) -> None:
         if request.route_handler.opt.get("public"):
             return
@@ -243,7 +250,7 @@ def _authentication(authenticator: Authenticates) -> BeforeRequestHookHandler:
     return authenticate
 
 
-def _require_authentication(app: Litestar, authentication: BeforeRequestHookHandler) -> None:
+def _require_authentication(app: Litestar, authentication: Hook) -> None:
     """Refuse to start with a route that would not be authenticated. A guard would be the usual place, but Litestar
     copies the handler for each call of a guard, which is a tenth of a small request."""
     for route in app.routes:
@@ -312,6 +319,12 @@ def _on_database_away(request: Request[Any, Any, Any], error: Exception) -> Resp
     return _on_expected(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
 
 
+def _on_refused_value(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    """A value that nobody checked came as far as the database: a gap of ours, but the sender can correct it."""
+    _log.error("value_unchecked", exc_info=error)
+    return _on_expected(request, Invalid("a value in the request is out of range"))
+
+
 def _on_bug(_: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     _log.error("request_failed", exc_info=error)
     return envelope(500, "internal", "something went wrong on our side; quote the correlation id")
@@ -324,6 +337,7 @@ EXCEPTION_HANDLERS: Final = cast(
         Rejected: _on_rejected,
         ValidationException: _on_validation,
         HTTPException: _on_http,
+        asyncpg.DataError: _on_refused_value,
         Exception: _on_bug,
         **dict.fromkeys(_DATABASE_AWAY, _on_database_away),
     },

@@ -17,12 +17,6 @@ from litestar.types import ControllerRouterHandler
 
 from penstock.wire import rest
 
-VERSION: Final = "1.0.0"
-_DESCRIPTION: Final = (
-    "Rent GPUs, watch them, release them. Send an API key as `Authorization: Bearer psk_…`; operators and owners choose"
-    " a project with the header `Penstock-Project`. Every create takes an `Idempotency-Key`. Lists are paged by cursor."
-    " Every failure has the same envelope (`ErrorBody`)."
-)
 _PAGE: Final = re.compile(rb"Page_penstock\.wire\.rest\.(\w+?)_")
 _METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 _FAILURE: Final = {
@@ -46,13 +40,13 @@ class _Json(JsonRenderPlugin):
         return msgspec.json.encode(document(request.app))
 
 
-def config() -> OpenAPIConfig:
+def config(*, title: str, version: str, description: str) -> OpenAPIConfig:
     """Serve the document as JSON, and no other site."""
     scheme = SecurityScheme(type="http", scheme="bearer", description="An API key, psk_…")
     return OpenAPIConfig(
-        title="Penstock",
-        version=VERSION,
-        description=_DESCRIPTION,
+        title=title,
+        version=version,
+        description=description,
         components=Components(security_schemes={"api_key": scheme}),
         security=[{"api_key": []}],
         use_handler_docstrings=True,

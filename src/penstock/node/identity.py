@@ -99,10 +99,11 @@ class Identity:
         return url.with_scheme(scheme).with_port(url.port)
 
     def tls(self) -> ssl.SSLContext:
-        """A client context with this certificate that trusts only the enrolled CA. Names are not checked:
-        gateways are known by their URI (`check_gateway`)."""
+        """A client context with this certificate that trusts only gateways of the enrolled CA. Host names are not
+        checked: gateways are known by their URI."""
         if self._tls is None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.sslobject_class = _ToGateway
             context.check_hostname = False
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.load_verify_locations(cadata=self._known.ca_pem)
@@ -121,7 +122,6 @@ class Identity:
             timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S),
             allow_redirects=False,
         ) as response:
-            check_gateway(_peer_certificate(response))
             enrolled = await _decode(response)
         if enrolled.node_id != self.node_id:
             raise Unlinked("identity_mismatch", f"the gateway renewed {enrolled.node_id} for {self.node_id}")
@@ -137,6 +137,18 @@ def check_gateway(certificate: Any) -> None:
     names = (certificate or {}).get("subjectAltName", ())
     if ("URI", GATEWAY_URI) not in names:
         raise Unlinked("not_a_gateway", "the other side's certificate is not a gateway's")
+
+
+class _ToGateway(ssl.SSLObject):
+    """Ends the handshake with whoever is no gateway, before a byte is sent."""
+
+    def do_handshake(self) -> None:
+        """Shake hands, then look whose hand it was."""
+        super().do_handshake()
+        try:
+            check_gateway(self.getpeercert())
+        except Unlinked as error:
+            raise ssl.SSLCertVerificationError(error.detail) from error
 
 
 def load(folder: Path) -> Identity | None:
@@ -172,11 +184,6 @@ async def enrol(folder: Path, *, api_url: str, token: str, node_name: str) -> Id
 def usable(identity: Identity | None) -> bool:
     """Whether the certificate can still be presented; judged by the wall clock, for want of a server's."""
     return identity is not None and utc_now() < identity.expires_at
-
-
-def _peer_certificate(response: aiohttp.ClientResponse) -> Any:
-    transport = response.connection.transport if response.connection else None
-    return transport.get_extra_info("peercert") if transport else None
 
 
 async def _decode(response: aiohttp.ClientResponse) -> Enrolled:

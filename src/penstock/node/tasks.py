@@ -21,9 +21,9 @@ from penstock.kit.telemetry import correlated, logger
 from penstock.node.errors import Failed, NodeError, Refused
 from penstock.node.journal import Journal, Standing
 from penstock.node.serverclock import ServerClock
-from penstock.node.unit import check_start
+from penstock.node.unit import check_start, check_unit_id
 from penstock.wire.link import TaskResult
-from penstock.wire.tasks import PARAMS, Outcome, SignedTask, TaskBody, UnitStart
+from penstock.wire.tasks import PARAMS, Outcome, SignedTask, TaskBody, UnitStart, UnitStop
 
 _log = logger(__name__)
 #: Tasks at work at once; more wait at the gateway.
@@ -83,6 +83,8 @@ def _params(body: TaskBody) -> msgspec.Struct:
         raise Refused("malformed", f"the parameters of {body.type} are wrong: {error}") from error
     if isinstance(params, UnitStart):
         check_start(params)
+    if isinstance(params, UnitStop):
+        check_unit_id(params.unit_id)
     return params
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.kit.clock import backoff_s
 from penstock.kit.stream import Stream, StreamAborted
-from penstock.kit.streamio import Pump
+from penstock.kit.streamio import Gulp, Pump
 from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
 from penstock.node.errors import NodeError
@@ -100,6 +100,7 @@ class NodeTunnel:
             ) as connection,
         ):
             check_gateway(connection.get_extra_info("peercert"))
+            Gulp.client(connection)
             _log.info("tunnel_up", node_id=self._identity.node_id)
             await Mux(connection, accept=self._accept).run()
             _log.info("tunnel_closed", code=connection.close_code)

@@ -66,9 +66,14 @@ class Unit:
 
 def check_start(request: UnitStart) -> None:
     """Refuse what must never be acted on: a name that is no folder's, or variables that steer loader or driver."""
-    if _UNIT_ID.fullmatch(request.unit_id) is None:
-        raise Refused("malformed", "unit_id must be letters, digits, _ and -, at most 64")
+    check_unit_id(request.unit_id)
     check_env(request.env)
+
+
+def check_unit_id(unit_id: str) -> None:
+    """A unit's id names its folder and its groups, so it must not lead anywhere else."""
+    if _UNIT_ID.fullmatch(unit_id) is None:
+        raise Refused("malformed", "unit_id must be lower-case letters, digits, _ and -, at most 64")
 
 
 def check_env(env: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from litestar import Litestar, Router, get
@@ -29,6 +29,14 @@ from penstock.kit.db import Database
 from penstock.kit.edge import Edge
 from penstock.kit.feed import Feed
 from penstock.kit.serving import Listen, Workers
+
+#: The version of the contract, not of the program.
+VERSION: Final = "1.0.0"
+_DESCRIPTION: Final = (
+    "Rent GPUs, watch them, release them. Send an API key as `Authorization: Bearer psk_…`; operators and owners choose"
+    " a project with the header `Penstock-Project`. Every create takes an `Idempotency-Key`. Lists are paged by cursor."
+    " Every failure has the same envelope (`ErrorBody`)."
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +91,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
     return http.application(
         [Router(path="/api/v1", route_handlers=domains), *_probes(database)],
         parts.authenticator,
-        openapi=openapi.config(),
+        openapi=openapi.config(title="Penstock", version=VERSION, description=_DESCRIPTION),
         allowed_origins=texts(settings.allowed_origins),
     )
 

@@ -23,6 +23,14 @@ CHUNK_BYTES: Final = 64 << 10
 Write = Callable[[int, bytes], None]
 
 
+class _OutputFailed(Exception):
+    """Our own output cannot be written: nothing that the connection is to blame for."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 async def once(data: bytes) -> AsyncIterator[bytes]:
     """Standard input that is known beforehand."""
     for start in range(0, len(data), CHUNK_BYTES):
@@ -42,6 +50,8 @@ async def execute(
         async with executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX) as socket:
             await socket.send_str(command.opening())
             return await _converse(socket, stdin, write)
+    except _OutputFailed as error:
+        raise error.cause from error
     except aiohttp.WSServerHandshakeError as error:
         raise _refused(error) from error
     except (aiohttp.ClientError, OSError) as error:
@@ -75,7 +85,10 @@ async def _send(socket: aiohttp.ClientWebSocketResponse, stdin: AsyncIterator[by
 def _deliver(frame: bytes, write: Write) -> None:
     if not frame or frame[0] not in {STDOUT, STDERR}:
         raise BadAnswer("the gateway sent data on an unknown channel")
-    write(frame[0], frame[1:])
+    try:
+        write(frame[0], frame[1:])
+    except OSError as error:
+        raise _OutputFailed(error) from error
 
 
 def _refused(error: aiohttp.WSServerHandshakeError) -> Exception:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from .conftest import SKU, Api, People, made
 
@@ -210,3 +211,34 @@ async def test_a_key_is_bound_to_its_project(api: Api, people: People) -> None:
         answer = await api.call("GET", "/whoami", key=people.owner.key, headers={"Penstock-Project": project_id})
         assert answer.status == 403
         assert answer.error["code"] == "identity.key_bound"
+
+
+STRANGE = ["%00", "%ff", "%ed%a0%80", "a" * 3000, "%F0%9F%98%80", "'", "%0a", "..", "-1", "9" * 30]
+
+
+async def test_no_strange_parameter_breaks_a_route(api: Api, operations: list[Operation]) -> None:
+    """In the path and in the query; what comes back is never the server's own failure."""
+    async with api.session.get(f"http://127.0.0.1:{api.port}/api/openapi.json") as response:
+        document = await response.json(content_type=None)
+    sent = 0
+    for operation in operations:
+        inner = document["paths"][operation.path][operation.method.lower()]
+        queries = [each["name"] for each in inner.get("parameters", []) if each["in"] == "query"]
+        for value in STRANGE:
+            targets = [
+                operation.path.replace("{", "").replace("}", "").replace(name, value) for name in operation.parameters
+            ]
+            targets += [operation.path.replace("{", "").replace("}", "") + f"?{name}={value}" for name in queries]
+            for target in targets:
+                status = await _status(api, operation, target)
+                assert status < 500, (operation, target)
+                sent += 1
+    assert sent > 500
+    assert "value_unchecked" not in api.log.read_text()
+
+
+async def _status(api: Api, operation: Operation, target: str) -> int:
+    url = URL(f"http://127.0.0.1:{api.port}{target}", encoded=True)
+    headers = {"Authorization": f"Bearer {api.admin_key}"}
+    async with api.session.request(operation.method, url, headers=headers, json=BODIES.get(operation.id)) as response:
+        return response.status

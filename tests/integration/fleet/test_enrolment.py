@@ -242,6 +242,23 @@ async def test_a_revoked_node_is_out_even_when_no_hint_arrives_and_it_does_not_r
         assert time.monotonic() - began < 5
 
 
+async def test_heartbeats_of_a_revoked_node_do_not_count(connect: Connect, enrol: Enrol, database: Database) -> None:
+    await enrol()
+    agent = await connect()
+    await agent.join()
+
+    async def last() -> object:
+        async with database.read() as conn:
+            return await conn.fetchval("select at from fleet.heartbeats")
+
+    before = await last()
+    async with database.read() as conn:
+        await conn.execute("update fleet.certificates set revoked_at = now()")
+    await agent.beat()
+    assert (await agent.closed()).code == 4401
+    assert await last() == before
+
+
 async def test_a_heartbeat_in_the_moment_of_revocation_does_not_bring_the_node_back(
     enrol: Enrol, connect: Connect, nodes: Nodes, operator: Caller, database: Database, sweeper: Sweeper
 ) -> None:

@@ -71,6 +71,7 @@ async def test_a_task_reaches_its_node_at_once_and_its_result_is_told(
         told.put_nowait(subject)
 
     await nats_bus.on_hint(subjects.ALL_TASKS_DONE, note)
+    await asyncio.sleep(0.3)  # the look around that every new link causes is over
     began = time.monotonic()
     task_id = await dispatch(database, tasks, enrolled.node_id)
     frame = await agent.expect(TasksFrame)

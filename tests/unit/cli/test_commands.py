@@ -456,3 +456,29 @@ def test_a_command_needs_a_gateway(api: ScriptedApi, cli: Cli) -> None:
 def test_an_unencrypted_address_elsewhere_is_warned_of(cli: Cli) -> None:
     done = cli.run("whoami", "--api-url", "http://no-such-host.invalid", env={"PENSTOCK_API_KEY": KEY})
     assert "is not encrypted" in done.stderr
+
+
+def test_a_reader_that_leaves_ends_a_command(api: ScriptedApi, cli: Cli) -> None:
+    async def flood(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        while not socket.closed:
+            await socket.send_bytes(b"\x01" + b"y\n" * 1000)
+            await asyncio.sleep(0)
+        return socket
+
+    cli.logged_in(api)
+    api.on("GET", f"//ws/exec/{ALC}", flood)
+    child = subprocess.Popen(
+        cli.command("alloc", "exec", "-n", ALC, "--", "yes"),
+        env=cli.environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert child.stdout.readline() == b"y\n"
+    child.stdout.close()
+    assert child.wait(30) == 141
+    assert child.stderr.read() == b""
+    child.stderr.close()

@@ -33,12 +33,11 @@ class Situation:
 
 async def situation(tx: Tx, allocation_id: str, fence: int) -> Situation | None:
     """Look, and note that a saga is at work; none when the fence was raised meanwhile."""
-    found = await allocations.lock(tx, allocation_id)
-    if found is None or found.fence != fence:
+    found = await sweeps.take_up(tx, allocation_id)
+    if found is None or found[0].fence != fence:
         return None
-    pulse = await sweeps.touch(tx, allocation_id)
     held = await claims.held(tx, allocation_id)
-    return Situation(allocation=found, claims=held, overdue=pulse is not None and pulse.overdue)
+    return Situation(allocation=found[0], claims=held, overdue=found[1])
 
 
 async def pulse(conn: Reader, allocation_id: str) -> Pulse | None:
@@ -62,7 +61,8 @@ class Advance:
             change = Change(reason="", deadline_s=self.limits.deadlines.provisioning_s)
             current = await allocations.move(tx, current, Event.PLACED, change)
             metrics.DISPATCH_S.observe((current.changed_at - current.created_at).total_seconds())
-        await sweeps.touch(tx, allocation_id)
+        else:
+            await sweeps.touch(tx, allocation_id)
         return current
 
     async def activate(self, tx: Tx, allocation_id: str, fence: int) -> Verdict:
@@ -78,7 +78,11 @@ class Advance:
     async def condemn(self, tx: Tx, allocation_id: str, fence: int, why: str) -> Verdict:
         """A step failed: nothing may be started any more, everything is to be undone."""
         current = await allocations.lock(tx, allocation_id)
-        if current is None or current.state is not State.PROVISIONING or current.fence != fence:
+        if current is None or current.state is not State.PROVISIONING:
+            return Verdict.STALE
+        if current.failing and current.fence == fence + 1:
+            return Verdict.DONE
+        if current.fence != fence:
             return Verdict.STALE
         await allocations.condemn(tx, current, why)
         return Verdict.DONE

@@ -125,7 +125,8 @@ _MOVE: Final = f"""
             ended_at = case when $9 then clock_timestamp() else ended_at end,
             billing_ended_at = case when $11 and active_at is not null
                 then least(billing_ended_at, greatest(active_at, coalesce($10, clock_timestamp()))) end,
-            changed_at = clock_timestamp(), driven_at = null, asked_at = null, correlation_id = $12
+            changed_at = clock_timestamp(), asked_at = null, correlation_id = $12,
+            driven_at = case when $4 = 'provisioning' then clock_timestamp() end
         where id = $1 and version = $2 and state = $3
         returning {_COLUMNS}
     ), line as (
@@ -138,16 +139,15 @@ _MOVE: Final = f"""
 """  # noqa: S608
 
 
-async def condemn(tx: Tx, current: Allocation, why: str) -> bool:
+async def condemn(tx: Tx, current: Allocation, why: str) -> None:
     """Note that a provisioning is being undone and raise its fence, so that a late start cannot follow the stop."""
-    done = await tx.fetchval(
+    await tx.execute(
         "update compute.allocations set failing = $3, fence = fence + 1, driven_at = clock_timestamp()"
-        " where id = $1 and version = $2 and state = 'provisioning' and failing = '' returning true",
+        " where id = $1 and version = $2 and state = 'provisioning' and failing = ''",
         current.id,
         current.version,
         why,
     )
-    return bool(done)
 
 
 async def rename(tx: Tx, current: Allocation, *, name: str | None, labels: dict[str, str] | None) -> Allocation:

@@ -34,6 +34,16 @@ async def touch(conn: Reader, allocation_id: str) -> Pulse | None:
     return Pulse(state=State(row["state"]), fence=row["fence"], overdue=row["overdue"]) if row else None
 
 
+async def take_up(tx: Tx, allocation_id: str) -> tuple[Allocation, bool] | None:
+    """The same with the whole row, locked, and whether it is overdue."""
+    row = await tx.fetchrow(
+        "update compute.allocations set driven_at = clock_timestamp() where id = $1"
+        " returning *, coalesce(deadline_at < clock_timestamp(), false) as overdue",
+        allocation_id,
+    )
+    return (of_row(row), row["overdue"]) if row else None
+
+
 @dataclass(frozen=True, slots=True)
 class Undriven:
     """An allocation that no saga works on. `stuck` when being asked has not helped for long."""

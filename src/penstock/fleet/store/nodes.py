@@ -72,14 +72,14 @@ async def find(conn: Reader, node_id: str) -> Node | None:
 
 
 async def lock(tx: Tx, node_id: str) -> Node | None:
-    """One node, held until the transaction ends."""
-    row = await tx.fetchrow(f"{_SELECT} where n.id = $1 for update of n", node_id)
+    """One node, held until the transaction ends. Rows that refer to it may still be written meanwhile."""
+    row = await tx.fetchrow(f"{_SELECT} where n.id = $1 for no key update of n", node_id)
     return _node(row) if row else None
 
 
 async def lock_named(tx: Tx, name: str) -> Node | None:
     """The living node of this name, held until the transaction ends."""
-    row = await tx.fetchrow(f"{_SELECT} where n.name = $1 and n.state <> 'retired' for update of n", name)
+    row = await tx.fetchrow(f"{_SELECT} where n.name = $1 and n.state <> 'retired' for no key update of n", name)
     return _node(row) if row else None
 
 
@@ -161,7 +161,7 @@ async def describe(
 _SILENT = f"""
 {_SELECT}
  where n.state = any($1) and coalesce(h.at, n.state_changed_at) < clock_timestamp() - make_interval(secs => $2)
- order by n.id limit $3 for update of n skip locked
+ order by n.id limit $3 for no key update of n skip locked
 """
 #: A fresh heartbeat alone does not bring a node back: it also needs a certificate that is still good, so that one
 #: written in the moment of a revocation has no effect.
@@ -170,7 +170,7 @@ _BACK = f"""
  where n.state in ('unreachable', 'lost') and h.at > clock_timestamp() - make_interval(secs => $1)
    and exists (select 1 from fleet.certificates c
                 where c.node_id = n.id and c.revoked_at is null and c.not_after > clock_timestamp())
- order by n.id limit $2 for update of n skip locked
+ order by n.id limit $2 for no key update of n skip locked
 """  # noqa: S608
 
 

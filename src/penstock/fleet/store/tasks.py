@@ -129,10 +129,11 @@ async def lease(tx: Tx, *, node_id: str, link_id: str, count: int, lease_s: floa
 
 
 async def free_leases(tx: Tx, node_id: str) -> None:
-    """The node has a new link: what was sent over the old one may not have arrived."""
+    """The node has a new link: what was sent over the old one may not have arrived. A task that somebody finishes at
+    this moment is passed over."""
     await tx.execute(
-        "update fleet.tasks set state = 'queued', leased_by = null, leased_until = null"
-        " where node_id = $1 and state = 'leased'",
+        "update fleet.tasks set state = 'queued', leased_by = null, leased_until = null where id in"
+        " (select id from fleet.tasks where node_id = $1 and state = 'leased' for update skip locked)",
         node_id,
     )
 
@@ -140,9 +141,9 @@ async def free_leases(tx: Tx, node_id: str) -> None:
 async def renew_leases(tx: Tx, link_ids: list[str], *, lease_s: float) -> dict[str, set[str]]:
     """Keep what living links work on; link → the tasks that it still owes."""
     await tx.execute(
-        "update fleet.tasks set leased_until = clock_timestamp() + make_interval(secs => $2)"
-        " where leased_by = any($1) and state = 'leased'"
-        " and leased_until < clock_timestamp() + make_interval(secs => $2 / 2)",
+        "update fleet.tasks set leased_until = clock_timestamp() + make_interval(secs => $2) where id in"
+        " (select id from fleet.tasks where leased_by = any($1) and state = 'leased'"
+        " and leased_until < clock_timestamp() + make_interval(secs => $2 / 2) for update skip locked)",
         link_ids,
         lease_s,
     )

@@ -2,8 +2,8 @@
 
 import asyncio
 import os
+import select
 import signal
-import time
 from contextlib import suppress
 from typing import Final
 
@@ -11,7 +11,6 @@ from penstock.kit.errors import Unavailable
 from penstock.processes.up import leftovers
 from penstock.processes.up.folder import DataFolder, Status
 
-_POLL_S: Final = 0.05
 _KILL_GRACE_S: Final = 10.0
 
 
@@ -28,33 +27,30 @@ def down(folder: DataFolder, *, timeout_s: float) -> bool:
     pid = folder.holder()
     if pid is None:
         return _clear_orphans(folder)
-    # A handle on the process itself: its number may be another's by the time the signal is sent.
     with suppress(ProcessLookupError):
+        # A handle on the process itself: its number may be another's by the time the signal is sent.
         handle = os.pidfd_open(pid)
         try:
             if folder.holder() == pid:
-                _stop(folder, handle, timeout_s)
+                _stop(handle, timeout_s)
         finally:
             os.close(handle)
     return True
 
 
-def _stop(folder: DataFolder, handle: int, timeout_s: float) -> None:
+def _stop(handle: int, timeout_s: float) -> None:
     signal.pidfd_send_signal(handle, signal.SIGTERM)
-    if _released(folder, timeout_s):
+    if _ended(handle, timeout_s):
         return
+    # The second signal kills its children at once.
     signal.pidfd_send_signal(handle, signal.SIGTERM)
-    if not _released(folder, _KILL_GRACE_S):
+    if not _ended(handle, _KILL_GRACE_S):
         raise Unavailable(f"the supervisor did not stop within {timeout_s + _KILL_GRACE_S:.0f} s")
 
 
-def _released(folder: DataFolder, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while folder.holder() is not None:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
+def _ended(handle: int, timeout_s: float) -> bool:
+    ready, _, _ = select.select([handle], [], [], timeout_s)
+    return bool(ready)
 
 
 def _clear_orphans(folder: DataFolder) -> bool:

@@ -84,12 +84,12 @@ class Install:
 
     async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
         async with AsyncClient(instance.api, instance.key) as client:
-            token = await localnode.enrolment_token(client, self._folder)
+            before = await localnode.prepare(client, self._folder)
             environment = await asyncio.to_thread(tenant.environment, self._folder)
             await self._supervisor.launch(
-                programs.agent(self._folder, addresses, self._environ, enrolment=token, tenant=environment)
+                programs.agent(self._folder, addresses, self._environ, enrolment=before.token, tenant=environment)
             )
-            return await localnode.until_ready(client)
+            return await localnode.until_ready(client, before)
 
     def _save_instance(self, addresses: Addresses, running: Servers) -> Instance:
         self._instance = Instance(

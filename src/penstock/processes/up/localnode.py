@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from penstock.kit.errors import Unavailable
@@ -13,27 +15,37 @@ from penstock.wire.rest import Node
 
 NAME: Final = "local"
 _RETIRED: Final = frozenset({"retired", "revoked"})
+#: An operator may have cordoned the node before the last stop: it stays so, and that is no failure.
+_AT_WORK: Final = frozenset({"ready", "cordoned", "draining"})
 _READY_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.1
 
 
-async def enrolment_token(client: AsyncClient, folder: DataFolder) -> str:
-    """A token for the agent when it needs one; empty when its certificate still serves."""
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What the agent needs to start, and the last that was heard of the node until then."""
+
+    token: str
+    heartbeat_at: datetime | None
+
+
+async def prepare(client: AsyncClient, folder: DataFolder) -> Before:
+    """A token for the agent when it needs one; none when its certificate still serves."""
     kept = await asyncio.to_thread(identity.load, folder.node)
     node = await _known(client, kept.node_id) if kept else None
     if kept and node is None:
         # The database does not know this node (any more): what the agent keeps for it is of no use.
         await asyncio.to_thread(shutil.rmtree, folder.node)
     if node is not None and identity.usable(kept):
-        return ""
+        return Before("", node.last_heartbeat_at)
     node = node or await _named(client)
     if node is None:
-        return (await client.nodes.enrolment_token(NAME)).token
-    return (await client.nodes.recovery_token(node.id)).token
+        return Before((await client.nodes.enrolment_token(NAME)).token, None)
+    return Before((await client.nodes.recovery_token(node.id)).token, node.last_heartbeat_at)
 
 
-async def until_ready(client: AsyncClient) -> Node:
-    """Wait until the control plane would place work on it."""
+async def until_ready(client: AsyncClient, before: Before) -> Node:
+    """Wait until the agent has been heard of and the control plane would place work on it."""
     last = "it has not enrolled"
     for _ in range(int(_READY_TIMEOUT_S / _POLL_S)):
         try:
@@ -41,7 +53,8 @@ async def until_ready(client: AsyncClient) -> Node:
         except SdkError as error:
             node, last = None, error.message
         if node is not None:
-            if node.state == "ready" and node.gpus_total > 0:
+            heard = node.last_heartbeat_at is not None and node.last_heartbeat_at != before.heartbeat_at
+            if heard and node.state in _AT_WORK and node.gpus_total > 0:
                 return node
             last = f"its state is {node.state}, with {node.gpus_total} GPUs"
         await asyncio.sleep(_POLL_S)
