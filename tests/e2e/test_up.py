@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,16 +26,21 @@ def eventually(check: Callable[[], object], *, within_s: float) -> None:
         time.sleep(0.1)
 
 
-def foreground(cloud: Cloud) -> "subprocess.Popen[str]":
+@contextmanager
+def foreground(cloud: Cloud) -> "Iterator[subprocess.Popen[str]]":
     """`penstock up` as in a terminal of its own."""
-    return subprocess.Popen(
+    with subprocess.Popen(
         cloud.command("up", *cloud.port_options()),
         env=cloud.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
+    ) as up:
+        try:
+            yield up
+        finally:
+            up.kill()
 
 
 def rent(cloud: Cloud) -> str:

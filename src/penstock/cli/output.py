@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Wide enough that nothing wraps when a program reads the table.
+#: Wide enough that no cell is ever folded: an id in two pieces cannot be copied. Terminals wrap long lines themselves.
 _WIDTH_UNBOUNDED: Final = 10_000
 
 
@@ -87,18 +87,18 @@ class Output:
         sys.stdout.write(text + "\n")
 
     def table(self, titles: Sequence[str] | None, rows: Iterable[Sequence[object]]) -> None:
-        """Aligned columns; on a terminal they fit its width."""
+        """Aligned columns."""
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         tty = sys.stdout.isatty()
-        console = Console(highlight=False, width=None if tty else _WIDTH_UNBOUNDED, force_terminal=tty)
+        console = Console(highlight=False, width=_WIDTH_UNBOUNDED, force_terminal=tty)
         show = titles is not None and self.heading
         table = Table(box=None, pad_edge=False, show_header=show, header_style="bold", padding=(0, 3, 0, 0))
         for position, title in enumerate(titles or ("", "")):
             style = "bold" if titles is None and position == 0 else ""
-            table.add_column(title, style=style, overflow="fold")
+            table.add_column(title, style=style)
         for row in rows:
             table.add_row(*(Text(clean(cell(value))) for value in row))
         if table.row_count or show:

@@ -277,7 +277,7 @@ class LinkServer:
                     pass
         except _AWAY as error:
             await self._refuse(link.socket, Close.RESTARTING, "try again", error=repr(error))
-        except Exception:  # the link's supervisor: this one ends loudly, the others go on
+        except Exception:  # noqa: BLE001 (this link ends loudly, the others go on)
             _log.exception("link_failed", node_id=link.key.node_id)
             await link.socket.close(Close.RESTARTING, "try again")
 

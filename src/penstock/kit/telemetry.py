@@ -42,12 +42,6 @@ def correlation_id() -> str:
     return current
 
 
-def correlate(value: str) -> None:
-    """From here on in this task, work under this correlation id."""
-    _correlation.set(value)
-    structlog.contextvars.bind_contextvars(correlation_id=value)
-
-
 @contextmanager
 def correlated(value: str, **ids: str) -> Iterator[None]:
     """Work under this correlation id, with further ids (project_id, allocation_id, node_id) on each log line."""

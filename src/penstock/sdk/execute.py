@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.sdk.asynchronous import AsyncExecutor
 
 _HEARTBEAT_S: Final = 20.0
+_CLOSE_S: Final = 2.0
 _FRAME_BYTES_MAX: Final = 4 << 20
 #: The largest piece of standard input in one frame.
 CHUNK_BYTES: Final = 64 << 10
@@ -47,7 +48,7 @@ async def execute(
     host = gateway.partition("://")[2]
     url = f"{gateway}/ws/exec/{command.allocation_id}"
     try:
-        async with executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX) as socket:
+        async with _connected(executor, url) as socket:
             await socket.send_str(command.opening())
             return await _converse(socket, stdin, write)
     except _OutputFailed as error:
@@ -56,6 +57,19 @@ async def execute(
         raise _refused(error) from error
     except (aiohttp.ClientError, OSError) as error:
         raise unreachable(host, error, executor.timeout_s) from error
+
+
+@asynccontextmanager
+async def _connected(executor: "AsyncExecutor", url: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    async with asyncio.timeout(executor.timeout_s):
+        socket = await executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX)
+    try:
+        yield socket
+    finally:
+        # A server that goes on sending would else be listened to until it stops.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await socket.close()
 
 
 async def _converse(

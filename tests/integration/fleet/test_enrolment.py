@@ -158,25 +158,25 @@ async def test_a_node_renews_with_its_own_certificate_and_links_with_the_new_one
     assert (await agent.join()).slots_approved == 8
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b"{}",
-        b'{"csr_pem": "rubbish"}',
-        b'{"csr_pem": 1}',
-        b'{"csr_pem": "x", "node_id": "y"}',
-        b"x" * (1 << 20),
-    ],
-)
+BAD_RENEWALS = [
+    b"",
+    b"{",
+    b"{}",
+    b'{"csr_pem": "rubbish"}',
+    b'{"csr_pem": 1}',
+    b'{"csr_pem": "x", "node_id": "y"}',
+    b"x" * (1 << 20),
+]
+
+
 async def test_a_bad_renewal_is_refused_in_the_one_envelope(
-    gateway: Gateway, session: aiohttp.ClientSession, enrol: Enrol, tmp_path: Path, database: Database, body: bytes
+    gateway: Gateway, session: aiohttp.ClientSession, enrol: Enrol, tmp_path: Path, database: Database
 ) -> None:
     await enrol()
-    status, answer = await renew(gateway, session, tmp_path, "n1", body)
-    assert status == 400
-    assert set(msgspec.json.decode(answer)["error"]) >= {"code", "message", "correlation_id"}
+    for body in BAD_RENEWALS:
+        status, answer = await renew(gateway, session, tmp_path, "n1", body)
+        assert status == 400, body[:40]
+        assert set(msgspec.json.decode(answer)["error"]) >= {"code", "message", "correlation_id"}
     assert await count(database, "fleet.certificates") == 1
 
 

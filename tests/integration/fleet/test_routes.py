@@ -89,23 +89,21 @@ async def test_a_repeated_request_shows_the_same_token_to_its_maker_only_and_kee
     assert first.json()["token"].encode() not in kept
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({}, "node_name"),
-        ({"node_name": ""}, "node_name"),
-        ({"node_name": "UPPER"}, "node_name"),
-        ({"node_name": "x" * 64}, "node_name"),
-        ({"node_name": "n1", "gpus_approved": -1}, "gpus_approved"),
-        ({"node_name": "n1", "gpus_approved": 1025}, "gpus_approved"),
-        ({"node_name": "n1", "admin": True}, "admin"),
-    ],
-)
-async def test_a_bad_token_request_names_its_field(
-    client: httpx.AsyncClient, database: Database, body: dict[str, Any], field: str
-) -> None:
-    answer = await client.post("/nodes/enrolment-tokens", json=body)
-    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+BAD_TOKEN_REQUESTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "node_name"),
+    ({"node_name": ""}, "node_name"),
+    ({"node_name": "UPPER"}, "node_name"),
+    ({"node_name": "x" * 64}, "node_name"),
+    ({"node_name": "n1", "gpus_approved": -1}, "gpus_approved"),
+    ({"node_name": "n1", "gpus_approved": 1025}, "gpus_approved"),
+    ({"node_name": "n1", "admin": True}, "admin"),
+]
+
+
+async def test_a_bad_token_request_names_its_field(client: httpx.AsyncClient, database: Database) -> None:
+    for body, field in BAD_TOKEN_REQUESTS:
+        answer = await client.post("/nodes/enrolment-tokens", json=body)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, field), body
     async with database.read() as conn:
         assert await conn.fetchval("select count(*) from fleet.nodes") == 0
 
@@ -127,21 +125,21 @@ async def test_nodes_are_listed_by_pages_and_states(client: httpx.AsyncClient, e
     assert [node["name"] for node in only["items"]] == ["waiting"]
 
 
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [
-        ("/nodes?state=happy", "state"),
-        ("/nodes?limit=0", "limit"),
-        ("/nodes?cursor=rubbish", "cursor"),
-        (f"/nodes?cursor={http.encode_cursor()}", "cursor"),
-        (f"/nodes?cursor={http.encode_cursor('tasks', 1)}", "cursor"),
-        (f"/nodes/nod_default/tasks?cursor={http.encode_cursor('tasks', 'x')}", "cursor"),
-        (f"/nodes/nod_default/tasks?cursor={http.encode_cursor('tasks', 1 << 70)}", "cursor"),
-    ],
-)
-async def test_a_bad_query_names_its_field(client: httpx.AsyncClient, path: str, field: str) -> None:
-    answer = await client.get(path)
-    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+BAD_QUERIES = [
+    ("/nodes?state=happy", "state"),
+    ("/nodes?limit=0", "limit"),
+    ("/nodes?cursor=rubbish", "cursor"),
+    (f"/nodes?cursor={http.encode_cursor()}", "cursor"),
+    (f"/nodes?cursor={http.encode_cursor('tasks', 1)}", "cursor"),
+    (f"/nodes/nod_default/tasks?cursor={http.encode_cursor('tasks', 'x')}", "cursor"),
+    (f"/nodes/nod_default/tasks?cursor={http.encode_cursor('tasks', 1 << 70)}", "cursor"),
+]
+
+
+async def test_a_bad_query_names_its_field(client: httpx.AsyncClient) -> None:
+    for path, field in BAD_QUERIES:
+        answer = await client.get(path)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, field), path
 
 
 async def test_tenants_may_do_nothing_with_nodes(client: httpx.AsyncClient, enrol: Enrol) -> None:
@@ -218,9 +216,9 @@ async def test_tasks_are_listed_newest_first(
     assert second["next_cursor"] is None
 
 
-@pytest.mark.parametrize("node_id", ["nod_1", "rubbish", new_id("nod")])
-async def test_an_unknown_node_is_absent_whatever_its_id_looks_like(client: httpx.AsyncClient, node_id: str) -> None:
-    for path in (f"/nodes/{node_id}", f"/nodes/{node_id}/tasks"):
-        answer = await client.get(path)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert (await client.post(f"/nodes/{node_id}/cordon", json={})).status_code == 404
+async def test_an_unknown_node_is_absent_whatever_its_id_looks_like(client: httpx.AsyncClient) -> None:
+    for node_id in ("nod_1", "rubbish", new_id("nod")):
+        for path in (f"/nodes/{node_id}", f"/nodes/{node_id}/tasks"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert (await client.post(f"/nodes/{node_id}/cordon", json={})).status_code == 404

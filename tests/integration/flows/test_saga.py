@@ -2,9 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from integration.flows.fakenode import Answer
 from integration.flows.stage import Cloud
 from penstock.compute.model import State
+from penstock.flows import activities
 from penstock.wire.tasks import UNIT_START, UNIT_STOP, Outcome, TaskBody
 
 
@@ -54,7 +57,10 @@ async def test_a_unit_that_does_not_start_fails_the_allocation_with_the_nodes_wo
     ]
 
 
-async def test_release_during_the_start_does_not_wait_for_it(cloud: Cloud) -> None:
+@pytest.mark.parametrize("told_by", ["signal", "row"])
+async def test_release_during_the_start_does_not_wait_for_it(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, told_by: str
+) -> None:
     starting, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(body: TaskBody) -> Answer | None:
@@ -63,11 +69,15 @@ async def test_release_during_the_start_does_not_wait_for_it(cloud: Cloud) -> No
             await go_on.wait()
         return None
 
+    if told_by == "signal":
+        monkeypatch.setattr(activities, "POLL_S", 60)
     cloud.node.before = slow
     made = await cloud.create()
     await starting.wait()
+    if told_by == "row":
+        cloud.sagas.client = None
     await cloud.world.release(made.id)
-    row = await cloud.settle(made.id, timeout_s=4)
+    row = await cloud.settle(made.id, timeout_s=5)
     assert row.state is State.RELEASED
     go_on.set()
     await asyncio.sleep(0.2)
