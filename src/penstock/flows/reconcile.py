@@ -9,15 +9,15 @@ from typing import Final
 
 from penstock.compute.model import State
 from penstock.compute.service.release import Release
-from penstock.compute.service.watch import Exited, Orphan, Watch
-from penstock.fleet import nodes
+from penstock.compute.service.watch import Exited, Orphan, Unproved, Watch
+from penstock.fleet import nodes, slots
 from penstock.fleet.tasks import Tasks
 from penstock.flows.sagas import Sagas
 from penstock.kit import audit
-from penstock.kit.db import Database
+from penstock.kit.db import Database, Tx
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlated, logger
-from penstock.wire.tasks import UNIT_STOP, UnitStop
+from penstock.wire.tasks import UNIT_STOP, CleanupProof, UnitStop
 
 _log = logger(__name__)
 _ACTOR: Final = audit.system("reconciler")
@@ -98,6 +98,28 @@ class NodeKeeper:
         for orphan in await self.watch.orphans():
             _log.warning("orphan_unit", unit_id=orphan.unit_id, node_id=orphan.node_id)
             await self._stop_orphan(orphan)
+
+    async def blocked_slots(self) -> None:
+        """Ask for the proof that was missing, once a minute; a slot that is proved clean returns to the pool."""
+        for found in await self.watch.unproved():
+            async with self.db.transaction() as tx:
+                task_id = await self._ask_for_proof(tx, found)
+                outcome = await self.tasks.outcome(tx, task_id)
+                if outcome is not None and outcome.succeeded and outcome.decode(CleanupProof).clean:
+                    await slots.unblock(tx, found.slot_ids)
+                    _log.info("slots_proved_clean", allocation_id=found.allocation_id, slots=len(found.slot_ids))
+
+    async def _ask_for_proof(self, tx: Tx, found: Unproved) -> str:
+        return await self.tasks.dispatch(
+            tx,
+            node_id=found.node_id,
+            type=UNIT_STOP,
+            allocation_id=found.allocation_id,
+            fence=found.fence,
+            params=UnitStop(unit_id=found.unit_id, gpu_uuids=list(found.gpu_uuids)),
+            dedupe_key=f"prove/{found.allocation_id}/{found.minute}",
+            expires_s=_ORPHAN_STOP_S,
+        )
 
     async def _stop_orphan(self, orphan: Orphan) -> None:
         async with self.db.transaction() as tx:

@@ -13,6 +13,7 @@ from penstock.compute.service.release import Release
 from penstock.compute.service.watch import Patience, Watch
 from penstock.embedded import temporal
 from penstock.embedded.ports import free_port
+from penstock.fleet import slots
 from penstock.flows.allocation import WORKFLOW, workflow_id
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
 from penstock.kit.bus import Bus
@@ -102,6 +103,11 @@ def keeper_of(cloud: Cloud) -> NodeKeeper:
 async def sql(cloud: Cloud, statement: str, *args: object) -> None:
     async with cloud.world.db.transaction() as tx:
         await tx.execute(statement, *args)
+
+
+async def count(cloud: Cloud, query: str) -> int:
+    async with cloud.world.db.read() as conn:
+        return await conn.fetchval(query)
 
 
 async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) -> None:
@@ -214,3 +220,25 @@ async def _until(true: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(10):
         while not await true():
             await asyncio.sleep(0.02)
+
+
+async def test_a_blocked_slot_returns_only_when_a_later_stop_proves_it_clean(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await cloud.world.release(row.id)
+    assert (await cloud.settle(row.id)).state is State.RELEASED
+    async with cloud.world.db.transaction() as tx:
+        held = await tx.fetch("select slot_id from compute.claims where allocation_id = $1", row.id)
+        await slots.block(tx, [claim["slot_id"] for claim in held], "the node did not answer")
+    blocked = "select count(*) from fleet.slots where health = 'cleanup_blocked'"
+    keeper = keeper_of(cloud)
+    cloud.node.dirty = True
+    await keeper.blocked_slots()
+    await asyncio.sleep(0.5)
+    await keeper.blocked_slots()
+    assert await count(cloud, blocked) == 1
+    cloud.node.dirty = False
+    await sql(cloud, "update fleet.tasks set dedupe_key = dedupe_key || '/an earlier minute'")
+    await keeper.blocked_slots()
+    await asyncio.sleep(0.5)
+    await keeper.blocked_slots()
+    assert await count(cloud, blocked) == 0

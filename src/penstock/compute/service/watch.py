@@ -7,10 +7,10 @@ from typing import Final
 from penstock.compute import metrics
 from penstock.compute.model import State
 from penstock.compute.store import sweeps
-from penstock.compute.store.sweeps import Exited, Orphan, Undriven, Unreleased, Unreported
+from penstock.compute.store.sweeps import Exited, Orphan, Undriven, Unproved, Unreleased, Unreported
 from penstock.kit.db import Database
 
-__all__ = ["Exited", "Orphan", "Patience", "Undriven", "Unreleased", "Unreported", "Watch"]
+__all__ = ["Exited", "Orphan", "Patience", "Undriven", "Unproved", "Unreleased", "Unreported", "Watch"]
 
 BATCH: Final = 200
 
@@ -69,6 +69,11 @@ class Watch:
         """Units that no living allocation owns."""
         async with self.db.read() as conn:
             return await sweeps.orphans(conn, grace_s=self.patience.report_s, limit=BATCH)
+
+    async def unproved(self) -> Sequence[Unproved]:
+        """Units that are over and whose slots nobody proved clean, on nodes that answer again."""
+        async with self.db.read() as conn:
+            return await sweeps.unproved(conn, BATCH)
 
     async def unreleased(self) -> Sequence[Unreleased]:
         """Failed releases whose next try is due."""

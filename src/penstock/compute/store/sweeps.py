@@ -216,6 +216,41 @@ async def orphans(conn: Reader, *, grace_s: float, limit: int) -> Sequence[Orpha
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unproved:
+    """A unit that is over, and the slots of it that are blocked because nobody proved them clean."""
+
+    unit_id: str
+    node_id: str
+    allocation_id: str
+    fence: int
+    minute: int
+    slot_ids: Sequence[str]
+    gpu_uuids: Sequence[str]
+
+
+async def unproved(conn: Reader, limit: int) -> Sequence[Unproved]:
+    """Blocked slots whose node answers again, by the ended allocation that held them last."""
+    rows = await conn.fetch(
+        """
+        select a.unit_id, a.node_id, a.id as allocation_id, a.fence,
+            floor(extract(epoch from clock_timestamp()) / 60)::bigint as minute,
+            array_agg(u.slot_id) as slot_ids, array_agg(last.gpu_uuid) as gpu_uuids
+        from fleet.unplaceable_slots u
+        cross join lateral (
+            select c.allocation_id, c.gpu_uuid, c.released_at from compute.claims c
+            where c.slot_id = u.slot_id order by c.id desc limit 1
+        ) last
+        join compute.allocations a on a.id = last.allocation_id
+        where u.health = 'cleanup_blocked' and u.node_state in ('ready', 'cordoned', 'draining')
+            and last.released_at is not null and a.state in ('failed', 'released')
+        group by a.id order by a.id limit $1
+        """,
+        limit,
+    )
+    return [Unproved(**dict(row)) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unreleased:
     """An allocation whose release has failed so many times, the last time so long ago."""
 
