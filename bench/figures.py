@@ -55,6 +55,11 @@ def bound(name: str, value: float, unit: str, limit: float) -> Figure:
     return Figure(name, value, unit, limit, 1.0, at_least=False, ratio=value / limit)
 
 
+def none(name: str, value: int, unit: str) -> Figure:
+    """A count that must be zero."""
+    return Figure(name, value, unit, 0, 0.0, at_least=False, ratio=float(value))
+
+
 def percentile(samples: Sequence[float], share: float) -> float:
     """The sample below which `share` of all lie."""
     ordered = sorted(samples)

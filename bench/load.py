@@ -19,9 +19,8 @@ class Connection(asyncio.Protocol):
         self._missing = 0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start."""
-        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.write(self._request)
 
@@ -44,7 +43,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Over."""
         if not self.done.done():
             self.done.set_result(None)

@@ -1,4 +1,4 @@
-"""An HTTP server in the standard library alone: 64 KB for a GET, an echo for a POST. It runs in a unit and beside it."""
+"""An HTTP server in the standard library alone: 64 KB for a GET, an echo for a POST. It runs in a unit or beside it."""
 
 import asyncio
 import sys

@@ -1,6 +1,7 @@
 """A whole Penstock on free ports in a folder of its own, for measurements."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,13 @@ class Stack:
     gateway: str
     key: str
 
+    def setting(self, process: str, name: str) -> str:
+        """A setting as one of the running processes has it."""
+        status = json.loads((self.data / "status.json").read_text())
+        pid = next(entry["pid"] for entry in status["processes"] if entry["name"] == process)
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return next(entry for entry in entries if entry.startswith(f"{name}=".encode())).decode().partition("=")[2]
+
 
 @contextmanager
 def running(*, simulated_gpus: int = 64) -> Iterator[Stack]:
@@ -41,8 +49,6 @@ def running(*, simulated_gpus: int = 64) -> Iterator[Stack]:
 
 
 def _penstock(*arguments: str, env: dict[str, str] | None = None) -> None:
-    import os
-
     subprocess.run(
         [sys.executable, "-m", "penstock.command", *arguments],
         check=True,

@@ -1,6 +1,6 @@
-"""A 64 KB exchange with a server inside a unit, through gateway, tunnel and agent, against the same server reached directly.
+"""A 64 KB exchange with a server in a unit (gateway, tunnel, agent), against the same server reached directly.
 
-The client is aiohttp in a process of its own both times; the direct server runs under the same interpreter as the unit's.
+The client is aiohttp in a process of its own both times.
 """
 
 import asyncio

@@ -101,7 +101,8 @@ class Gateway:
     def __init__(self, folder: Path, *, uri: str = "penstock://gateway") -> None:
         self.authority = Authority()
         self.signer = Ed25519PrivateKey.generate()
-        self.server_time = datetime(2031, 5, 1, tzinfo=UTC)
+        #: Nothing must depend on the host's own clock.
+        self.clock_skew = timedelta(days=1700)
         self.results: asyncio.Queue[TaskResult] = asyncio.Queue()
         self.heartbeats: asyncio.Queue[Heartbeat] = asyncio.Queue()
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
@@ -117,6 +118,11 @@ class Gateway:
         self._runner: web.AppRunner | None = None
         self.api_url = ""
         self.link_url = ""
+
+    @property
+    def server_time(self) -> datetime:
+        """The gateway's clock."""
+        return datetime.now(UTC) + self.clock_skew
 
     async def start(self) -> None:
         """Listen: the api without TLS, the link with mTLS."""

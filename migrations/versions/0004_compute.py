@@ -73,6 +73,9 @@ STATEMENTS = (
         active_at timestamptz,
         billing_ended_at timestamptz,
         ended_at timestamptz,
+        gpu_uuids text[] not null default '{}',
+        simulated boolean not null default false,
+        timeline jsonb not null,
         constraint rest_has_no_deadline check (
             (deadline_at is null) = (state in ('active', 'release_failed', 'released', 'failed')))
     )
@@ -106,16 +109,6 @@ STATEMENTS = (
     "create unique index claims_held on compute.claims (slot_id) where released_at is null",
     "create index claims_node on compute.claims (node_id) where released_at is null",
     "create index claims_allocation on compute.claims (allocation_id)",
-    """
-    create table compute.timeline (
-        allocation_id text not null references compute.allocations,
-        version bigint not null,
-        state text not null,
-        reason text not null,
-        at timestamptz not null,
-        primary key (allocation_id, version)
-    )
-    """,
     """
     create view compute.quota_use as
         select project_id, sum(gpus)::bigint as gpus_used from compute.allocations

@@ -21,10 +21,11 @@ class Cloud:
     data: Path
     env: Mapping[str, str] = field(default_factory=dict)
     ports: tuple[int, int, int] = field(default_factory=lambda: (free_port(), free_port(), free_port()))
+    prefix: tuple[str, ...] = ()
 
     def command(self, *arguments: str) -> list[str]:
         """The command line, as a child would be given it."""
-        return [sys.executable, "-m", "penstock.command", *arguments]
+        return [*self.prefix, sys.executable, "-m", "penstock.command", *arguments]
 
     def environment(self) -> dict[str, str]:
         """Of a person who has set nothing but where the install is."""

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,17 @@ def test_servers_named_by_the_environment_are_used_and_none_is_started(
     assert not (outside.data / "postgres").exists()
     assert outside.json("alloc", "release", rent(outside), "--wait", timeout_s=90)["state"] == "released"
     outside.down()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the suite itself runs as an ordinary user")
+def test_an_ordinary_user_can_run_it_all(cloud: Cloud) -> None:
+    ordinary = replace(cloud, prefix=("unshare", "--user", "--map-user=1000", "--map-group=1000"))
+    ordinary.up()
+    allocation = rent(ordinary)
+    assert ordinary.ok("alloc", "exec", allocation, "--", "python3", "-c", "print(6 * 7)") == "42\n"
+    assert ordinary.json("alloc", "release", allocation, "--wait", timeout_s=90)["state"] == "released"
+    uids = {Path(f"/proc/{pid}/uid_map").read_text().split()[0] for pid in processes_of(cloud.data)}
+    assert uids == {"1000"}
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_named(cloud: Cloud) -> None:

@@ -121,7 +121,7 @@ class Edge:
                 Exchange(
                     request=request,
                     key=key,
-                    target=f"/{pieces[4]}{mark}{query}".encode("utf-8", "surrogateescape"),
+                    target=f"/{pieces[4]}{mark}{query}",
                     forwarded=self._forwarded(request, prefix),
                     upgrade=upgrade,
                 )
@@ -162,19 +162,13 @@ class Edge:
     def _forwarded(self, request: web.BaseRequest, prefix: str) -> Forwarded:
         headers = request.headers
         peer = request.protocol.peername
-        address = peer[0] if isinstance(peer, tuple) else ""
-        chain = headers.get("X-Forwarded-For")
-        client = client_address(address, chain.encode() if chain else None, self._config.trusted_proxies)
+        client = address = peer[0] if isinstance(peer, tuple) else ""
         scheme = "https" if request.protocol.ssl_context is not None else "http"
-        if client != address and headers.get("X-Forwarded-Proto") in ("http", "https"):
-            scheme = headers["X-Forwarded-Proto"]
-        return Forwarded(
-            client=client,
-            scheme=scheme,
-            host=headers[hdrs.HOST].encode(),
-            prefix=prefix.encode("utf-8", "surrogateescape"),
-            correlation_id=correlation_id(),
-        )
+        if chain := headers.get("X-Forwarded-For"):
+            client = client_address(address, chain.encode(), self._config.trusted_proxies)
+            if client != address and headers.get("X-Forwarded-Proto") in ("http", "https"):
+                scheme = headers["X-Forwarded-Proto"]
+        return Forwarded(client, scheme, headers[hdrs.HOST], prefix, correlation_id())
 
 
 def credential(authorization: str | None) -> str | None:

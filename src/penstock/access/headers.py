@@ -5,9 +5,8 @@ gateway's whole origin (cookies and redirects are kept under its own path).
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -48,71 +47,106 @@ _NOT_TO_CLIENT: Final = _HOP | {
 }
 _OURS: Final = b"penstock-"
 _OUR_COOKIE: Final = re.compile(rb"(?:__Host-|__Secure-)?penstock", re.IGNORECASE)
+_CONNECTION_LENGTH: Final = len(b"connection")
+_USUAL: Final = frozenset({b"keep-alive", b"close", b"upgrade"})
 #: `Connection` may not declare these away: the message would be read differently on both sides.
 _KEPT: Final = frozenset({b"content-length", b"host", b"cookie"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forwarded:
+#: A whole head of HTTP/1.1, without its last empty line, that cannot be read in two ways.
+_HEAD: Final = re.compile(
+    rb"HTTP/1\.1 ([2-5]\d\d) ([\t\x20-\x7e\x80-\xff]*)"
+    rb"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*)*)"
+)
+_BODILESS: Final = frozenset({204, 205, 304})
+_LENGTH_DIGITS_MAX: Final = 18
+
+
+class Forwarded(NamedTuple):
     """What the unit is told about the request's way."""
 
     client: str
     scheme: str
-    host: bytes
-    prefix: bytes
+    host: str
+    prefix: str
     correlation_id: str
 
 
-def request_head(method: str, target: bytes, headers: Headers, forwarded: Forwarded, *, upgrade: bool) -> bytes:
+class SimpleHead(NamedTuple):
+    """The head of a response whose body has a known length."""
+
+    status: int
+    reason: bytes
+    headers: list[tuple[bytes, bytes]]
+    length: int
+    keep_alive: bool
+
+
+def simple_head(head: bytes) -> SimpleHead | None:
+    """The head, if it is well-formed and gives the body's length in the one simple way; none for all others."""
+    match = _HEAD.fullmatch(head)
+    if match is None:
+        return None
+    headers: list[tuple[bytes, bytes]] = []
+    length = -1
+    keep_alive = True
+    for line in match[3].split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        value = value.strip(b" \t")
+        lowered = name.lower()
+        if lowered == b"content-length":
+            if length >= 0 or not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
+                return None
+            length = int(value)
+        elif lowered == b"connection":
+            keep_alive = b"close" not in value.lower()
+        elif lowered == b"transfer-encoding":
+            return None
+        headers.append((name, value))
+    status = int(match[1])
+    if length < 0 or status in _BODILESS:
+        return None
+    return SimpleHead(status, match[2], headers, length, keep_alive)
+
+
+def request_head(method: str, target: str, headers: Headers, forwarded: Forwarded, *, upgrade: bool) -> bytes:
     """The head of the request as the unit gets it; the body's framing is the client's own."""
-    parts = [method.encode("ascii"), b" ", target, b" HTTP/1.1\r\n"]
-    dropped = _NOT_TO_UNIT | _named_by_connection(headers)
-    chunked = False
+    parts = [f"{method} {target} HTTP/1.1\r\n".encode("utf-8", "surrogateescape")]
+    named = _named_by_connection(headers)
     for name, value in headers:
         lowered = name.lower()
         if lowered == b"transfer-encoding":
-            chunked = True
+            parts.append(b"Transfer-Encoding: chunked\r\n")
         elif lowered == b"cookie":
             _add_cookies(parts, value)
-        elif lowered not in dropped and not lowered.startswith(_OURS):
-            parts += (name, b": ", value, b"\r\n")
-    if chunked:
-        parts.append(b"Transfer-Encoding: chunked\r\n")
+        elif lowered not in _NOT_TO_UNIT and lowered not in named and not lowered.startswith(_OURS):
+            parts.append(b"%b: %b\r\n" % (name, value))
     if upgrade:
         parts.append(b"Connection: Upgrade\r\nUpgrade: websocket\r\n")
-    parts += (
-        b"X-Forwarded-For: ",
-        forwarded.client.encode("latin-1", "replace"),
-        b"\r\nX-Forwarded-Proto: ",
-        forwarded.scheme.encode(),
-        b"\r\nX-Forwarded-Host: ",
-        forwarded.host,
-        b"\r\nX-Forwarded-Prefix: ",
-        forwarded.prefix,
-        b"\r\nX-Correlation-Id: ",
-        forwarded.correlation_id.encode(),
-        b"\r\n\r\n",
+    parts.append(
+        f"X-Forwarded-For: {forwarded.client}\r\nX-Forwarded-Proto: {forwarded.scheme}\r\n"
+        f"X-Forwarded-Host: {forwarded.host}\r\nX-Forwarded-Prefix: {forwarded.prefix}\r\n"
+        f"X-Correlation-Id: {forwarded.correlation_id}\r\n\r\n".encode("utf-8", "surrogateescape")
     )
     return b"".join(parts)
 
 
-def response_head(status: int, reason: str, headers: Headers, forwarded: Forwarded, extra: Iterable[bytes]) -> bytes:
-    """The head of the response as the client gets it. `extra` are whole lines: framing and the connection's fate."""
-    parts = [f"HTTP/1.1 {status} ".encode(), reason.encode("utf-8", "surrogateescape"), b"\r\n"]
-    dropped = _NOT_TO_CLIENT | _named_by_connection(headers)
+def response_head(status: int, reason: bytes, headers: Headers, forwarded: Forwarded, framing: bytes) -> bytes:
+    """The head of the response as the client gets it. `framing` are whole lines: how body and connection end."""
+    parts = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+    named = _named_by_connection(headers)
     for name, value in headers:
         lowered = name.lower()
-        if lowered in dropped or lowered.startswith(_OURS) or (lowered == b"set-cookie" and _OUR_COOKIE.match(value)):
+        if lowered in _NOT_TO_CLIENT or lowered in named or lowered.startswith(_OURS):
             continue
         if lowered == b"set-cookie":
-            parts += (b"Set-Cookie: ", _scoped(value, forwarded.prefix), b"\r\n")
+            if not _OUR_COOKIE.match(value):
+                parts.append(b"Set-Cookie: %b\r\n" % _scoped(value, forwarded.prefix.encode()))
         elif lowered == b"location":
-            parts += (b"Location: ", _within(value, forwarded), b"\r\n")
+            parts.append(b"Location: %b\r\n" % _within(value, forwarded))
         else:
-            parts += (name, b": ", value, b"\r\n")
-    parts += (b"X-Correlation-Id: ", forwarded.correlation_id.encode(), b"\r\n")
-    parts += extra
-    parts.append(b"\r\n")
+            parts.append(b"%b: %b\r\n" % (name, value))
+    parts.append(b"X-Correlation-Id: %b\r\n%b\r\n" % (forwarded.correlation_id.encode(), framing))
     return b"".join(parts)
 
 
@@ -120,31 +154,32 @@ def _named_by_connection(headers: Headers) -> frozenset[bytes]:
     """Headers that `Connection` declares to be of this connection only."""
     named: frozenset[bytes] = frozenset()
     for name, value in headers:
-        if name.lower() == b"connection":
-            named |= {token.strip().lower() for token in value.split(b",")}
-    return named - _KEPT
+        if len(name) == _CONNECTION_LENGTH and name.lower() == b"connection" and value.lower() not in _USUAL:
+            named |= {token.strip().lower() for token in value.split(b",")} - _KEPT
+    return named
 
 
 def _add_cookies(parts: list[bytes], value: bytes) -> None:
     kept = [pair.strip() for pair in value.split(b";") if pair.strip() and not _OUR_COOKIE.match(pair.strip())]
     if kept:
-        parts += (b"Cookie: ", b"; ".join(kept), b"\r\n")
+        parts.append(b"Cookie: %b\r\n" % b"; ".join(kept))
 
 
 def _scoped(cookie: bytes, prefix: bytes) -> bytes:
     """The cookie, for the unit's own path on this host only."""
     pair, *attributes = (part.strip() for part in cookie.split(b";"))
     kept = [part for part in attributes if not part.lower().startswith((b"domain", b"path"))]
-    return b"; ".join([pair, *kept, b"Path=" + prefix + b"/"])
+    return b"; ".join([pair, *kept, b"Path=%b/" % prefix])
 
 
 def _within(location: bytes, forwarded: Forwarded) -> bytes:
     """A redirect to the unit's own root leads to where that root is seen from outside."""
-    for own in (b"http://" + forwarded.host, b"https://" + forwarded.host):
+    prefix = forwarded.prefix.encode()
+    for scheme in (b"http://", b"https://"):
+        own = scheme + forwarded.host.encode()
         if location.startswith(own + b"/"):
             location = location[len(own) :]
-    if not location.startswith(b"/") or location.startswith(b"//"):
+    inside = location == prefix or location.startswith(prefix + b"/")
+    if inside or not location.startswith(b"/") or location.startswith(b"//"):
         return location
-    if location == forwarded.prefix or location.startswith(forwarded.prefix + b"/"):
-        return location
-    return forwarded.prefix + location
+    return prefix + location

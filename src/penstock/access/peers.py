@@ -2,22 +2,18 @@
 
 import asyncio
 import ssl
-from contextlib import AsyncExitStack
 from typing import Final
 
-import aiohttp
-
 from penstock.access.errors import NodeUnreachable
-from penstock.kit.stream import Stream, StreamAborted
-from penstock.kit.streamio import Gulp
+from penstock.kit.stream import Stream
 from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
+from penstock.kit.websocket import dial
 from penstock.wire.tunnel import FRAME_BYTES_MAX, Target
 
 _log = logger(__name__)
 _GATEWAY_NAME: Final = ("URI", "penstock://gateway")
 _CONNECT_S: Final = 5.0
-_HEARTBEAT_S: Final = 10.0
 
 
 class Peers:
@@ -25,7 +21,6 @@ class Peers:
 
     def __init__(self, tls: ssl.SSLContext) -> None:
         self._tls = tls
-        self._session: aiohttp.ClientSession | None = None
         self._muxes: dict[str, asyncio.Future[Mux]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
@@ -33,7 +28,7 @@ class Peers:
         """A stream to a node that the gateway at `address` holds."""
         try:
             return (await self._mux(address)).open(target, node_id)
-        except (StreamAborted, OSError, aiohttp.ClientError, TimeoutError) as error:
+        except (OSError, TimeoutError) as error:
             _log.warning("peer_unreachable", address=address, error=repr(error))
             raise NodeUnreachable("the gateway that holds the node cannot be reached; try again") from error
 
@@ -42,8 +37,6 @@ class Peers:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
 
     async def _mux(self, address: str) -> Mux:
         """The tunnel to this gateway; many who need it at once wait for one dial."""
@@ -57,12 +50,11 @@ class Peers:
 
     async def _run(self, address: str, found: "asyncio.Future[Mux]") -> None:
         try:
-            async with AsyncExitStack() as stack:
-                async with asyncio.timeout(_CONNECT_S):
-                    mux = await self._dial(stack, address)
-                found.set_result(mux)
-                await mux.run()
-        except (OSError, aiohttp.ClientError, TimeoutError) as error:
+            async with asyncio.timeout(_CONNECT_S):
+                mux = await self._dial(address)
+            found.set_result(mux)
+            await mux.run()
+        except (OSError, ssl.SSLError, TimeoutError) as error:
             if not found.done():
                 found.set_exception(error)
                 found.exception()
@@ -71,20 +63,11 @@ class Peers:
             if self._muxes.get(address) is found:
                 del self._muxes[address]
 
-    async def _dial(self, stack: AsyncExitStack, address: str) -> Mux:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
-        connection = await stack.enter_async_context(
-            self._session.ws_connect(
-                f"wss://{address}/peer",
-                ssl=self._tls,
-                heartbeat=_HEARTBEAT_S,
-                max_msg_size=FRAME_BYTES_MAX + 1,
-                timeout=aiohttp.ClientWSTimeout(ws_close=2),  # pyright: ignore[reportCallIssue]
-            )
-        )
-        names = (connection.get_extra_info("peercert") or {}).get("subjectAltName", ())
+    async def _dial(self, address: str) -> Mux:
+        host, _, port = address.rpartition(":")
+        socket = await dial(host.strip("[]"), int(port), "/peer", tls=self._tls, message_bytes_max=FRAME_BYTES_MAX)
+        names = (socket.get_extra_info("peercert") or {}).get("subjectAltName", ())
         if _GATEWAY_NAME not in names:
+            socket.abort()
             raise ConnectionRefusedError("the other side's certificate is not a gateway's")
-        Gulp.client(connection)
-        return Mux(connection)
+        return Mux(socket)

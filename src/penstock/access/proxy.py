@@ -5,8 +5,7 @@ never looks complete.
 """
 
 import asyncio
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import ClientError, HttpVersion11, SocketTimeoutError, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -14,9 +13,9 @@ from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import StreamReader
 
 from penstock.access.errors import BadResponse, TooLarge, UnitTimeout, from_abort
-from penstock.access.headers import Forwarded, request_head, response_head
-from penstock.access.sent import Sent
-from penstock.access.upstream import Collected, Connection, Connections, PortKey
+from penstock.access.headers import Forwarded, SimpleHead, request_head, response_head
+from penstock.access.sent import CLOSED, KEPT
+from penstock.access.upstream import Collected, Connection, Connections, Disconnected, PortKey, Progress
 from penstock.kit.errors import PenstockError
 from penstock.kit.stream import StreamAborted
 from penstock.kit.streamio import Pump
@@ -26,32 +25,24 @@ _log = logger(__name__)
 
 _REPEATABLE: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _NO_BODY: Final = frozenset({204, 304})
-_FAILURES: Final = (ClientError, HttpProcessingError, StreamAborted)
+_FAILURES: Final = (ClientError, HttpProcessingError, StreamAborted, Disconnected)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class Exchange(NamedTuple):
     """One request and where it goes."""
 
     request: web.BaseRequest
     key: PortKey
-    target: bytes
+    target: str
     forwarded: Forwarded
     upgrade: bool
-
-    @property
-    def head(self) -> bytes:
-        """What the unit gets before the body."""
-        request = self.request
-        return request_head(request.method, self.target, request.raw_headers, self.forwarded, upgrade=self.upgrade)
 
 
 class Proxy:
     """Carries exchanges out."""
 
-    def __init__(self, connections: Connections, *, idle_s: float, upload_bytes_max: int) -> None:
+    def __init__(self, connections: Connections, *, upload_bytes_max: int) -> None:
         self._connections = connections
-        self._idle_s = idle_s
         self._upload_bytes_max = upload_bytes_max
 
     async def carry(self, exchange: Exchange) -> web.StreamResponse:
@@ -71,25 +62,33 @@ class Proxy:
     async def _attempt(self, exchange: Exchange, connection: Connection, buffered: bytes) -> web.StreamResponse:
         """Send the request and relay the response. Only a connection on which both are complete is kept."""
         request = exchange.request
-        connection.begin(without_body=request.method == hdrs.METH_HEAD, idle_s=self._idle_s)
-        connection.write(exchange.head)
+        head_only = request.method == hdrs.METH_HEAD
+        relay = None if head_only or exchange.upgrade else _Relay(exchange)
+        connection.begin(relay, without_body=head_only)
+        connection.write(
+            request_head(
+                request.method, exchange.target, request.raw_headers, exchange.forwarded, upgrade=exchange.upgrade
+            )
+        )
         if not request.content.is_eof():
-            return await self._attempt_uploading(exchange, connection)
+            return await self._attempt_uploading(exchange, connection, relay)
         _write_body(connection, request, buffered)
         try:
-            response = await self._finish(exchange, connection)
+            response = await _finish(exchange, connection, relay)
         except BaseException:
-            connection.close()
+            self._connections.discard(connection)
             raise
         self._connections.release(connection)
         return response
 
-    async def _attempt_uploading(self, exchange: Exchange, connection: Connection) -> web.StreamResponse:
+    async def _attempt_uploading(
+        self, exchange: Exchange, connection: Connection, relay: "_Relay | None"
+    ) -> web.StreamResponse:
         """The same while the body still comes in; the unit may answer before it has all of it."""
         uploading = asyncio.create_task(self._upload(connection, exchange.request))
         keep = False
         try:
-            response = await self._finish(exchange, connection)
+            response = await _finish(exchange, connection, relay)
             keep = uploading.done() and uploading.exception() is None
         except PenstockError:
             if uploading.done():
@@ -103,24 +102,7 @@ class Proxy:
             if keep:
                 self._connections.release(connection)
             else:
-                connection.close()
-
-    async def _finish(self, exchange: Exchange, connection: Connection) -> web.StreamResponse:
-        message, payload = await self._response(connection)
-        if message.code == 101:
-            return await _splice(exchange, connection, message)
-        return await _relay(exchange, connection, message, payload)
-
-    async def _response(self, connection: Connection) -> tuple[RawResponseMessage, StreamReader]:
-        try:
-            return await connection.response()
-        except SocketTimeoutError as error:
-            raise UnitTimeout(f"the unit did not answer within {self._idle_s:g} s") from error
-        except _FAILURES as error:
-            failure = _failure(connection)
-            if connection.reused and isinstance(failure, BadResponse):
-                raise _Stale(failure) from error
-            raise failure from error
+                self._connections.discard(connection)
 
     async def _upload(self, connection: Connection, request: web.BaseRequest) -> None:
         chunked = hdrs.CONTENT_LENGTH not in request.headers
@@ -144,11 +126,70 @@ class _Stale(Exception):
         self.failure = failure
 
 
-def _failure(connection: Connection) -> PenstockError:
+class _Relay:
+    """Writes a simple response to the client as it comes."""
+
+    __slots__ = ("_exchange", "_transport", "begun", "keep_alive")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._transport = exchange.request.transport
+        self.begun = False
+        self.keep_alive = exchange.request.keep_alive
+
+    def head(self, head: SimpleHead) -> None:
+        """Begin; the head leaves together with the first of the body."""
+        self.begun = True
+        framing = b"Connection: keep-alive\r\n" if self.keep_alive else b"Connection: close\r\n"
+        self._write(response_head(head.status, head.reason, head.headers, self._exchange.forwarded, framing))
+
+    def body(self, data: bytes | memoryview) -> bool:
+        """Go on."""
+        self._write(data)
+        return not self._exchange.request.protocol.writing_paused
+
+    def _write(self, data: bytes | memoryview) -> None:
+        # A client that has left cancels the exchange; until that is done there is nowhere to write to.
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+
+async def _finish(exchange: Exchange, connection: Connection, relay: _Relay | None) -> web.StreamResponse:
+    """Wait for the response and for its way to the client."""
+    try:
+        while (found := await connection.progress()) is Progress.CONGESTED:
+            await exchange.request.writer.drain()
+            connection.stream.resume()
+        if found is Progress.PARSED:
+            message, payload = await connection.parsed()
+        else:
+            return KEPT if relay is not None and relay.keep_alive else CLOSED
+    except (*_FAILURES, TimeoutError) as error:
+        if relay is not None and relay.begun:
+            return _broken_off(exchange.request, error)
+        raise _reason(connection, error) from error
+    if message.code == 101:
+        return await _splice(exchange, connection, message)
+    return await _relay_parsed(exchange, connection, message, payload)
+
+
+def _reason(connection: Connection, error: Exception) -> Exception:
     """Why there was no response."""
-    if connection.error is not None:
-        return from_abort(connection.error, port=connection.key.port)
-    return BadResponse("the unit closed the connection or did not answer in HTTP")
+    if isinstance(error, SocketTimeoutError | TimeoutError):
+        return UnitTimeout("the unit did not answer in time")
+    abort = error.error if isinstance(error, Disconnected) else connection.error
+    failure = BadResponse("the unit closed the connection or did not answer in HTTP")
+    if abort is not None:
+        failure = from_abort(abort, port=connection.key.port)
+    return _Stale(failure) if connection.reused and isinstance(failure, BadResponse) else failure
+
+
+def _broken_off(request: web.BaseRequest, error: Exception) -> web.StreamResponse:
+    """The response cannot be completed, and the client must see that."""
+    _log.info("response_broke_off", error=repr(error))
+    if request.transport is not None:
+        request.transport.abort()
+    return CLOSED
 
 
 def _write_body(connection: Connection, request: web.BaseRequest, body: bytes) -> None:
@@ -158,19 +199,20 @@ def _write_body(connection: Connection, request: web.BaseRequest, body: bytes) -
         connection.write(body)
 
 
-async def _relay(
+async def _relay_parsed(
     exchange: Exchange, connection: Connection, message: RawResponseMessage, payload: StreamReader
 ) -> web.StreamResponse:
-    """Send the response on. The first bytes of the body leave together with the head."""
+    """Send a response on that aiohttp's parser reads."""
     request = exchange.request
     empty = request.method == hdrs.METH_HEAD or message.code in _NO_BODY
     sized = empty or hdrs.CONTENT_LENGTH in message.headers
     chunked = not sized and request.version >= HttpVersion11
     keep_alive = request.keep_alive and (sized or chunked)
-    extra = [b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"]
+    framing = b"Connection: keep-alive\r\n" if keep_alive else b"Connection: close\r\n"
     if chunked:
-        extra.append(b"Transfer-Encoding: chunked\r\n")
-    out = response_head(message.code, message.reason, message.raw_headers, exchange.forwarded, extra)
+        framing += b"Transfer-Encoding: chunked\r\n"
+    reason = message.reason.encode("utf-8", "surrogateescape")
+    out = response_head(message.code, reason, message.raw_headers, exchange.forwarded, framing)
     writer = request.writer
     try:
         while not empty and (chunk := await payload.readany()):
@@ -180,12 +222,9 @@ async def _relay(
             raise connection.error
         await writer.write(out + (b"0\r\n\r\n" if chunked else b""))
     except (*_FAILURES, TimeoutError) as error:
-        # It cannot be completed, and the client must see that.
-        _log.info("response_broke_off", error=repr(error))
         connection.close()
-        if request.transport is not None:
-            request.transport.abort()
-    return Sent(keep_alive=keep_alive)
+        return _broken_off(request, error)
+    return KEPT if keep_alive else CLOSED
 
 
 async def _splice(exchange: Exchange, connection: Connection, message: RawResponseMessage) -> web.StreamResponse:
@@ -195,8 +234,8 @@ async def _splice(exchange: Exchange, connection: Connection, message: RawRespon
     if not exchange.upgrade or request.transport is None:
         stream.abort("cancelled")
         raise BadResponse("the unit switched protocols without being asked")
-    lines = [b"Connection: Upgrade\r\n", b"Upgrade: websocket\r\n"]
-    head = response_head(101, message.reason, message.raw_headers, exchange.forwarded, lines)
+    framing = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    head = response_head(101, b"Switching Protocols", message.raw_headers, exchange.forwarded, framing)
     early = Collected()
     handler.set_parser(early)  # pyright: ignore[reportArgumentType]
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -218,4 +257,4 @@ async def _splice(exchange: Exchange, connection: Connection, message: RawRespon
     finally:
         transport.abort()
         stream.abort("cancelled")
-    return Sent(keep_alive=False)
+    return CLOSED

@@ -1,5 +1,7 @@
 """A response that has already been written."""
 
+from typing import Final
+
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
@@ -22,3 +24,8 @@ class Sent(web.StreamResponse):
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Nothing to send."""
+
+
+#: It keeps nothing, so two of them serve all requests.
+KEPT: Final = Sent(keep_alive=True)
+CLOSED: Final = Sent(keep_alive=False)

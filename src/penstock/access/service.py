@@ -13,7 +13,8 @@ from penstock.kit.db import Database
 from penstock.kit.errors import NotFound
 from penstock.kit.ids import is_id
 
-KEPT_S: Final = 2.0
+#: On top of what the authenticator keeps (2 s).
+KEPT_S: Final = 1.0
 _KEPT_MAX: Final = 10_000
 _ARGV_AUDITED_MAX: Final = 1024
 ACTION: Final = "allocations.exec"
@@ -27,10 +28,22 @@ class Access:
         self._db = db
         self._keys = keys
         self._units = units
-        self._found: dict[tuple[str, str], tuple[float, UnitAddress]] = {}
+        self._kept: dict[tuple[str | None, str | None, str], tuple[float, Grant]] = {}
 
     async def authorise(self, authorization: str | None, project: str | None, allocation_id: str) -> Grant:
-        """What this credential may reach, or the error that says why not."""
+        """What this credential may reach, or the error that says why not. Only a yes is kept."""
+        asked = (authorization, project, allocation_id)
+        kept = self._kept.get(asked)
+        now = time.monotonic()
+        if kept is not None and kept[0] > now:
+            return kept[1]
+        grant = await self._look(*asked)
+        if len(self._kept) >= _KEPT_MAX:
+            self._kept.clear()
+        self._kept[asked] = (now + KEPT_S, grant)
+        return grant
+
+    async def _look(self, authorization: str | None, project: str | None, allocation_id: str) -> Grant:
         caller = await self._keys.authenticate(authorization, project)
         caller.require(ACTION)
         unit = await self._find(caller, allocation_id)
@@ -39,29 +52,18 @@ class Access:
         return Grant(caller=caller, allocation_id=allocation_id, node_id=unit.node_id, unit_id=unit.unit_id)
 
     async def _find(self, caller: Caller, allocation_id: str) -> UnitAddress:
-        kept = self._found.get((caller.project_id, allocation_id))
-        if kept is not None and kept[0] > time.monotonic():
-            return kept[1]
         if not is_id("alc", allocation_id):
             raise NotFound("no object with this id")
-        asked_at = time.monotonic()
         async with self._db.read() as conn:
             unit = await self._units.find(conn, project_id=caller.project_id, allocation_id=allocation_id)
         if unit is None:
             raise NotFound("no object with this id")
-        if unit.state == ACTIVE:
-            self._keep(caller.project_id, allocation_id, asked_at, unit)
         return unit
 
-    def _keep(self, project_id: str, allocation_id: str, asked_at: float, unit: UnitAddress) -> None:
-        if len(self._found) >= _KEPT_MAX:
-            self._found.clear()
-        self._found[project_id, allocation_id] = (asked_at + KEPT_S, unit)
-
-    def forget(self, allocation_id: str) -> None:
-        """The allocation changed."""
-        for kept in [kept for kept in self._found if kept[1] == allocation_id]:
-            del self._found[kept]
+    def forget(self, allocation_id: str | None = None) -> None:
+        """The allocation changed; without one, something was revoked."""
+        for asked in [asked for asked in self._kept if allocation_id in (None, asked[2])]:
+            del self._kept[asked]
 
     async def record_exec(self, grant: Grant, argv: Sequence[str]) -> None:
         """Before a command runs: who runs it where."""

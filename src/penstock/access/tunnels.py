@@ -16,20 +16,21 @@ from penstock.access import store
 from penstock.access.errors import NodeUnreachable
 from penstock.access.peers import Peers
 from penstock.access.ports import Nodes
+from penstock.access.sent import CLOSED
 from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError, Unavailable
 from penstock.kit.ids import new_id
 from penstock.kit.stream import Stream
-from penstock.kit.streamio import Gulp, splice
+from penstock.kit.streamio import splice
 from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
+from penstock.kit.websocket import accept
 from penstock.wire.link import Close
 from penstock.wire.tunnel import FRAME_BYTES_MAX, Open, Target
 
 CHECK_S: Final = 2.0
 _HOLDER_KEPT_S: Final = 2.0
 _HOLDERS_KEPT_MAX: Final = 10_000
-_HEARTBEAT_S: Final = 10.0
 
 _log = logger(__name__)
 _held_gauge = Gauge("penstock_gateway_tunnels", "Nodes whose tunnel this gateway holds")
@@ -98,30 +99,32 @@ class Tunnels:
             current = await store.current(conn, [each.tunnel_id for each in held])
         for each in held:
             if each.tunnel_id not in current:
-                await each.mux.close(Close.SUPERSEDED, "superseded by a newer tunnel")
+                each.mux.close(Close.SUPERSEDED, "superseded by a newer tunnel")
 
     async def close(self) -> None:
         """End all; the agents go to another gateway or come back."""
-        muxes = [each.mux for each in self._held.values()] + list(self._forwarding)
-        await asyncio.gather(*(mux.close(Close.RESTARTING, "the gateway stops") for mux in muxes))
+        for mux in [*(each.mux for each in self._held.values()), *self._forwarding]:
+            mux.close(Close.RESTARTING, "the gateway stops")
 
-    async def _serve_node(self, request: web.Request) -> web.WebSocketResponse:
-        socket = await _upgrade(request)
+    async def _serve_node(self, request: web.Request) -> web.StreamResponse:
+        socket = accept(request, message_bytes_max=FRAME_BYTES_MAX)
+        if socket is None:
+            return web.Response(status=426, headers={"Upgrade": "websocket"})
         mux = Mux(socket)
 
         async def cut(reason: str) -> None:
-            await mux.close(Close.UNAUTHENTICATED, reason)
+            mux.close(Close.UNAUTHENTICATED, reason)
 
         try:
             node_id, certified = await self._nodes.admit(request, cut)
             with certified:
                 await self._hold(Held(node_id, new_id("tnl"), mux))
-        except Unavailable as error:
-            await socket.close(code=Close.RESTARTING, message=error.detail.encode()[:120])
         except PenstockError as error:
             _log.info("tunnel_refused", detail=error.detail)
-            await socket.close(code=Close.UNAUTHENTICATED, message=error.detail.encode()[:120])
-        return socket
+            again = isinstance(error, Unavailable)
+            socket.close(Close.RESTARTING if again else Close.UNAUTHENTICATED, error.detail)
+            await mux.run()
+        return CLOSED
 
     async def _hold(self, held: Held) -> None:
         # One at a time: the row and the registry must agree on which is the newest.
@@ -139,7 +142,7 @@ class Tunnels:
         _held_gauge.set(len(self._held))
         _log.info("tunnel_up", node_id=held.node_id)
         if older is not None:
-            await older.mux.close(Close.SUPERSEDED, "superseded by a newer tunnel")
+            older.mux.close(Close.SUPERSEDED, "superseded by a newer tunnel")
         try:
             await held.mux.run()
         finally:
@@ -153,18 +156,19 @@ class Tunnels:
         async with self._db.read() as conn:
             await store.drop(conn, held.tunnel_id)
 
-    async def _serve_peer(self, request: web.Request) -> web.WebSocketResponse:
-        socket = await _upgrade(request)
-        if not self._nodes.is_gateway(request):
-            await socket.close(code=Close.IDENTITY_MISMATCH, message=b"the certificate is not a gateway's")
-            return socket
+    async def _serve_peer(self, request: web.Request) -> web.StreamResponse:
+        socket = accept(request, message_bytes_max=FRAME_BYTES_MAX)
+        if socket is None:
+            return web.Response(status=426, headers={"Upgrade": "websocket"})
         mux = Mux(socket, accept=self._forward)
+        if not self._nodes.is_gateway(request):
+            socket.close(Close.IDENTITY_MISMATCH, "the certificate is not a gateway's")
         self._forwarding.add(mux)
         try:
             await mux.run()
         finally:
             self._forwarding.discard(mux)
-        return socket
+        return CLOSED
 
     def _forward(self, stream: Stream, frame: Open) -> None:
         """Another gateway wants a node that it believes is here."""
@@ -176,13 +180,3 @@ class Tunnels:
             splice(stream, held.mux.open(frame.target))
         except PenstockError as error:
             stream.abort("exhausted", error.detail)
-
-
-async def _upgrade(request: web.Request) -> web.WebSocketResponse:
-    socket = web.WebSocketResponse(
-        max_msg_size=FRAME_BYTES_MAX + 1, heartbeat=_HEARTBEAT_S, compress=False, timeout=2.0
-    )
-    await socket.prepare(request)
-    if request.transport is not None:
-        Gulp(request.transport)
-    return socket

@@ -197,11 +197,21 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One line of an allocation's timeline."""
+
+    state: State
+    reason: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation(Draft):
     """A claim of a project on a slice of a node.
 
     `failing` is why a provisioning that has not reached its end is being undone; empty otherwise. `fence` rises when
-    nothing may be started any more. `billing_ended_at` is when the tenant stopped paying.
+    nothing may be started any more. `billing_ended_at` is when the tenant stopped paying. The GPUs are those that it
+    holds or, once ended, held.
     """
 
     state: State
@@ -216,20 +226,14 @@ class Allocation(Draft):
     active_at: datetime | None
     billing_ended_at: datetime | None
     ended_at: datetime | None
+    gpu_uuids: Sequence[str]
+    simulated: bool
+    timeline: Sequence[Move]
 
     @property
     def driven(self) -> bool:
         """Whether a saga has something to do for it."""
         return self.state not in AT_REST and (self.state is not State.REQUESTED or self.node_id is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One line of an allocation's timeline."""
-
-    state: State
-    reason: str
-    at: datetime
 
 
 def diagram() -> str:

@@ -48,7 +48,7 @@ def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: 
 
         async def effect(tx: Tx) -> bytes:
             made = await create(tx, caller, data)
-            return msgspec.json.encode(schemas.allocation(await read.view(tx, made), gateway_url))
+            return msgspec.json.encode(schemas.allocation(made, gateway_url))
 
         return http.created(await idempotency.run(db, once, effect))
 
@@ -68,7 +68,7 @@ def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: 
         before = _text_cursor(page, "a")
         async with db.read() as conn:
             shown = await read.page(conn, caller, only, before=before, limit=page.limit + 1)
-        items = [schemas.allocation(view, gateway_url) for view in shown[: page.limit]]
+        items = [schemas.allocation(each, gateway_url, timeline=False) for each in shown[: page.limit]]
         more = len(shown) > page.limit
         return rest.Page(items=items, next_cursor=http.encode_cursor("a", items[-1].id) if more else None)
 
@@ -92,7 +92,7 @@ def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: 
         wanted = http.path_id("alc", allocation_id)
         async with db.transaction() as tx:
             moved = await release(tx, caller, wanted, data.reason)
-            return schemas.allocation(await read.view(tx, moved), gateway_url)
+            return schemas.allocation(moved, gateway_url)
 
     return [create_allocation, list_allocations, get_allocation, update_allocation, release_allocation]
 

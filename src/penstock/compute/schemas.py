@@ -1,14 +1,12 @@
 """Values of the model as bodies of the REST API."""
 
-from penstock.compute.model import FINAL, Allocation
+from penstock.compute.model import FINAL, Allocation, Move
 from penstock.compute.service.catalogue import Offer, Quota
-from penstock.compute.service.read import View
 from penstock.wire import rest
 
 
-def allocation(shown: View, gateway_url: str) -> rest.Allocation:
+def allocation(it: Allocation, gateway_url: str, *, timeline: bool = True) -> rest.Allocation:
     """An allocation as its owner sees it."""
-    it = shown.allocation
     return rest.Allocation(
         id=it.id,
         project_id=it.project_id,
@@ -22,8 +20,8 @@ def allocation(shown: View, gateway_url: str) -> rest.Allocation:
         labels=dict(it.labels),
         ports=list(it.ports),
         node_id=it.node_id,
-        gpu_uuids=[claim.gpu_uuid for claim in shown.claims],
-        simulated=any(claim.simulated for claim in shown.claims),
+        gpu_uuids=list(it.gpu_uuids),
+        simulated=it.simulated,
         price_microusd_per_hour=it.price_microusd_per_hour,
         created_at=it.created_at,
         active_at=it.active_at,
@@ -31,8 +29,12 @@ def allocation(shown: View, gateway_url: str) -> rest.Allocation:
         deadline_at=it.deadline_at,
         version=it.version,
         access_urls=_access_urls(it, gateway_url),
-        timeline=[rest.TimelineEntry(state=move.state, at=move.at, reason=move.reason) for move in shown.timeline],
+        timeline=[_line(move) for move in it.timeline] if timeline else [],
     )
+
+
+def _line(move: Move) -> rest.TimelineEntry:
+    return rest.TimelineEntry(state=move.state, at=move.at, reason=move.reason)
 
 
 def _access_urls(it: Allocation, gateway_url: str) -> dict[str, str]:

@@ -5,9 +5,10 @@ next is queued with `tx.hint` and sent when the commit has succeeded. Hints are 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeAlias
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final, Protocol, TypeAlias
 
 import asyncpg
 import msgspec
@@ -15,6 +16,15 @@ import msgspec
 from penstock.kit.errors import Unavailable
 
 Row: TypeAlias = asyncpg.Record
+Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[Row]"
+_ACQUIRE_TIMEOUT_S: Final = 10.0
+#: The server is gone, going or not there yet.
+_AWAY: Final = (
+    asyncpg.PostgresConnectionError
+    | asyncpg.AdminShutdownError
+    | asyncpg.CrashShutdownError
+    | asyncpg.CannotConnectNowError
+)
 
 
 class Reader(Protocol):
@@ -40,7 +50,7 @@ class Reader(Protocol):
 class Tx:
     """One open transaction."""
 
-    def __init__(self, conn: "asyncpg.Connection[Row]") -> None:
+    def __init__(self, conn: Connection) -> None:
         self.conn = conn
         self.hints: list[tuple[str, bytes]] = []
 
@@ -70,43 +80,115 @@ class Tx:
 
 
 class Database:
-    """The pool, shared by everything in a process."""
+    """The connections of a process. Whoever gives one back hands it to the next in line: the library's own pool, which
+    opens and closes them, would cost as much as a small query at each use."""
 
     def __init__(self, pool: "asyncpg.Pool[Row]", publish_hint: Callable[[str, bytes], None]) -> None:
         self._pool = pool
         self._publish_hint = publish_hint
+        self._idle: list[Connection] = []
+        self._waiting: deque[asyncio.Future[Connection | None]] = deque()
+        self._room = pool.get_max_size()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """A read-write transaction; its hints go out after the commit."""
-        async with self._acquire() as conn, conn.transaction():
+        async with _Lease(self) as conn, conn.transaction():
             tx = Tx(conn)
             yield tx
         for subject, payload in tx.hints:
             self._publish_hint(subject, payload)
 
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[Reader]:
+    def read(self) -> "AbstractAsyncContextManager[Reader]":
         """A connection in autocommit, for queries."""
-        async with self._acquire() as conn:
-            yield conn
+        return _Lease(self)
 
-    @asynccontextmanager
-    async def _acquire(self) -> "AsyncIterator[asyncpg.Connection[Row]]":
+    async def take(self) -> Connection:
+        """A connection for one use: an idle one, a new one, or the next that is given back."""
+        while True:
+            if self._idle:
+                conn = self._idle.pop()
+            elif self._room:
+                return await self._open()
+            else:
+                conn = await self._next_in_line()
+            if conn is not None and not conn.is_closed():
+                return conn
+            if conn is not None:
+                await self.give_back(conn, clean=False)
+
+    async def _open(self) -> Connection:
+        self._room -= 1
         try:
-            context = self._pool.acquire(timeout=10)
-            conn = await context
-        except (
-            OSError,
-            TimeoutError,
-            asyncpg.PostgresConnectionError,
-            asyncpg.CannotConnectNowError,
-        ) as error:
-            raise Unavailable("the database cannot be reached; try again", retry_after_s=1) from error
+            return await self._pool.acquire(timeout=_ACQUIRE_TIMEOUT_S)
+        except BaseException as error:
+            self._room += 1
+            if isinstance(error, OSError | TimeoutError | _AWAY):
+                raise _unreachable() from error
+            raise
+
+    async def _next_in_line(self) -> "Connection | None":
+        """None means that there is room for a new one."""
+        turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
         try:
-            yield conn  # pyright: ignore[reportReturnType]
-        finally:
-            await asyncio.shield(self._pool.release(conn))
+            async with asyncio.timeout(_ACQUIRE_TIMEOUT_S):
+                return await turn
+        except BaseException as error:
+            if turn.done() and not turn.cancelled() and (conn := turn.result()) is not None:
+                await self.give_back(conn, clean=True)
+            if isinstance(error, TimeoutError):
+                raise _unreachable() from error
+            raise
+
+    async def give_back(self, conn: Connection, *, clean: bool) -> None:
+        """To the next in line; a connection that was not used well is cleaned or closed first."""
+        if clean and not conn.is_closed():
+            if not self._hand_over(conn):
+                self._idle.append(conn)
+            return
+        await self._pool.release(conn)
+        self._room += 1
+        self._hand_over(None)
+
+    def _hand_over(self, conn: "Connection | None") -> bool:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(conn)
+                return True
+        return False
+
+    async def close(self) -> None:
+        """Give all connections up."""
+        while self._idle:
+            await self._pool.release(self._idle.pop())
+        try:
+            await asyncio.wait_for(self._pool.close(), 5)
+        except TimeoutError:
+            self._pool.terminate()
+
+
+class _Lease:
+    """One use of a connection. Failures of the server become `Unavailable`."""
+
+    __slots__ = ("_conn", "_db")
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    async def __aenter__(self) -> Connection:
+        self._conn = await self._db.take()
+        return self._conn
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        await self._db.give_back(self._conn, clean=kind is None)
+        if isinstance(error, _AWAY) or (isinstance(error, asyncpg.InterfaceError) and self._conn.is_closed()):
+            raise _unreachable() from error
+
+
+def _unreachable() -> Unavailable:
+    return Unavailable("the database cannot be reached; try again", retry_after_s=1)
 
 
 @asynccontextmanager
@@ -121,25 +203,24 @@ async def connect(
         command_timeout=30,
         max_inactive_connection_lifetime=300,
         init=_prepare,
+        reset=_keep,
         server_settings={"application_name": name, "jit": "off"},
     )
+    database = Database(pool, publish_hint)
     try:
-        yield Database(pool, publish_hint)
+        yield database
     finally:
-        await _close(pool)
-
-
-async def _close(pool: "asyncpg.Pool[Row]") -> None:
-    try:
-        await asyncio.wait_for(pool.close(), 5)
-    except TimeoutError:
-        pool.terminate()
+        await database.close()
 
 
 async def _prepare(conn: "asyncpg.Connection[Row]") -> None:
     await conn.set_type_codec(
         "jsonb", schema="pg_catalog", format="binary", encoder=_encode_jsonb, decoder=_decode_jsonb
     )
+
+
+async def _keep(_: "asyncpg.Connection[Row]") -> None:
+    """Sessions hold no state of ours past its use, so a connection needs no round trip to be cleaned of it."""
 
 
 def _encode_jsonb(value: object) -> bytes:

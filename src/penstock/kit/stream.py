@@ -210,20 +210,22 @@ class Stream:
         self._consumed(len(payload))
         return channel, payload
 
-    def take(self, parts: list[bytes | memoryview]) -> int:
-        """Move the next data frame or the end into `parts`; how many frames that made. For the tunnel."""
+    def take(self, parts: list[bytes | memoryview]) -> tuple[int, int]:
+        """Move the next data frame or the end into `parts`; how many frames and bytes that made. For the tunnel."""
         self._scheduled = False
         if self.error is not None or self.local_ended:
-            return 0
-        frames = self._take_data(parts) if self._pending and self._credit_bytes else 0
+            return 0, 0
+        frames = size = 0
+        if self._pending and self._credit_bytes:
+            frames, size = 1, self._take_data(parts)
         if self._ending and not self._pending:
             parts.append(encode(End(self.id)))
-            frames += 1
+            frames, size = frames + 1, size + len(parts[-1])
             self._half_closed(local=True)
         self._schedule()
         if self._blocked and self._pending_bytes <= PENDING_LOW_BYTES:
             self._unblock()
-        return frames
+        return frames, size
 
     def feed(self, channel: int, payload: bytes) -> None:
         """Bytes came in. For the tunnel."""
@@ -285,7 +287,7 @@ class Stream:
         parts[head] = _data_head(0x94, 2, 0xCE, self.id, channel, 0xC6, size)
         self._credit_bytes -= size
         self._pending_bytes -= size
-        return 1
+        return size + len(parts[head])
 
     def _unblock(self) -> None:
         self._blocked = False

@@ -3,13 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, Final, cast
-
-from aiohttp import ClientWebSocketResponse
+from typing import Any, cast
 
 from penstock.kit.stream import Stream, StreamAborted
-
-_GULP_BYTES: Final = 128 << 10
 
 
 class StreamTransport(asyncio.Transport):
@@ -188,49 +184,6 @@ class Pump(asyncio.Protocol):
         """It reads again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
-
-
-class Gulp(asyncio.BufferedProtocol):
-    """Stands between a TLS transport and the protocol that it has, and reads into one buffer that is kept.
-
-    Otherwise uvloop makes a new object of 256 KB for each TLS record of 16 KB, which is most of the cost of receiving.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._protocol = cast("asyncio.Protocol", transport.get_protocol())
-        self._buffer = memoryview(bytearray(_GULP_BYTES))
-        transport.set_protocol(self)
-
-    @classmethod
-    def client(cls, socket: ClientWebSocketResponse) -> None:
-        """The same for the dialling end; aiohttp shows its transport nowhere else."""
-        connection = socket._conn  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        if connection is not None and connection.transport is not None:
-            cls(connection.transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Where to read to."""
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """So much was read."""
-        self._protocol.data_received(bytes(self._buffer[:nbytes]))
-
-    def eof_received(self) -> bool | None:
-        """Pass on."""
-        return self._protocol.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on."""
-        self._protocol.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """Pass on."""
-        self._protocol.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass on."""
-        self._protocol.resume_writing()
 
 
 class _Half:

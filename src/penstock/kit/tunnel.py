@@ -1,6 +1,6 @@
 """Many byte streams over one WebSocket (frames: `wire/tunnel.py`).
 
-A message is a msgpack array of frames: what was written in one tick of the loop leaves as one message. One side opens
+A message is a msgpack array of frames: what was written in one tick of the loop leaves as few messages. One side opens
 streams, the other accepts them. Invariants: streams take turns, so a busy one never holds back another; a reader that
 stalls stops its own sender only; at most `BUFFER_BYTES_MAX` wait to be read; when the socket goes, every stream ends
 with `lost`. A peer that breaks the protocol of a stream loses the stream, of the framing the socket (4400).
@@ -9,16 +9,15 @@ with `lost`. A peer that breaks the protocol of a stream loses the stream, of th
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 import msgspec
-from aiohttp import WSMsgType
 
 from penstock.kit.errors import Kind, PenstockError
 from penstock.kit.stream import Stream, StreamAborted, encode
 from penstock.kit.telemetry import logger
+from penstock.kit.websocket import INTERNAL, Receiver, Violation
 from penstock.wire import tunnel as wire
 from penstock.wire.link import Close
 from penstock.wire.tunnel import Abort, Credit, Data, End, Frame, Open, Target
@@ -27,28 +26,42 @@ _log = logger(__name__)
 
 #: Received and not yet read, of all streams together; beyond it the fullest stream is aborted.
 BUFFER_BYTES_MAX: Final = 128 << 20
-#: One message stays well below `FRAME_BYTES_MAX`.
-_BATCH_BYTES_MAX: Final = 256 << 10
+#: A message gets no more frames once it is this large: larger ones gain nothing and leave the processor's cache.
+_BATCH_BYTES_MAX: Final = 64 << 10
 _OPEN_BYTES_MAX: Final = 512 << 10
 _STREAM_ID_MAX: Final = 0xFFFFFFFF
 
 _decode: Final = msgspec.msgpack.Decoder(list[Frame]).decode
 #: An array of frames: array32 and their number.
-_batch_head: Final = struct.Struct(">BI").pack
+_ARRAY: Final = 0xDD
+_batch_head: Final = struct.Struct(">BI")
+#: A data frame up to its payload as `Stream` writes it. Such frames are read without a copy of the whole message.
+_data_head: Final = struct.Struct(">HBIBBI")
+_DATA: Final = (0x9402, 0xCE, 0xC6)
 
 
 class Socket(Protocol):
-    """Either end of an aiohttp WebSocket."""
+    """A WebSocket that carries whole messages."""
 
-    async def receive(self) -> Any:
-        """The next message."""
+    @property
+    def full(self) -> bool:
+        """Whether too much is unsent; `Receiver.writable` tells when that ends."""
         ...
 
-    async def send_bytes(self, data: bytes) -> None:
-        """Send, waiting while the transport is full."""
+    @property
+    def closed(self) -> "asyncio.Future[None]":
+        """Done when the socket is gone."""
         ...
 
-    async def close(self, *, code: int = 1000, message: bytes = b"") -> Any:
+    def receive(self, receiver: Receiver) -> None:
+        """Begin to hand messages over."""
+        ...
+
+    def send(self, parts: Sequence[bytes | memoryview], size: int) -> None:
+        """Send a message."""
+        ...
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
         """Say why and close."""
         ...
 
@@ -58,10 +71,6 @@ class TunnelFull(PenstockError):
 
     kind = Kind.UNAVAILABLE
     code = "tunnel.full"
-
-
-class _Violation(Exception):
-    """The other side broke the framing."""
 
 
 class Mux:
@@ -76,7 +85,8 @@ class Mux:
         self._last_id = 0
         self._control: deque[bytes] = deque()
         self._ready: deque[Stream] = deque()
-        self._idle: asyncio.Future[None] | None = None
+        self._flushing = False
+        self._loop = asyncio.get_running_loop()
 
     def open(self, target: Target, node_id: str = "") -> Stream:
         """A new stream, to be used at once: a refusal arrives as its abort."""
@@ -95,22 +105,18 @@ class Mux:
 
     async def run(self) -> None:
         """Carry streams until the socket ends, whoever ends it."""
-        sender = asyncio.create_task(self._send(), name="tunnel-send")
+        self._socket.receive(self)
         try:
-            await self._receive()
-        except _Violation as error:
-            _log.warning("tunnel_violation", detail=str(error))
-            await self.close(Close.MALFORMED, str(error))
+            await asyncio.shield(self._socket.closed)
         finally:
-            self._lose()
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            # Bounded: a peer that does not answer the close is cut off.
+            self.close()
+            await asyncio.shield(self._socket.closed)
 
-    async def close(self, code: int = 1000, reason: str = "") -> None:
+    def close(self, code: int = 1000, reason: str = "") -> None:
         """Close the socket, saying why; all streams are lost."""
-        self._lose()
-        with suppress(ConnectionError, TimeoutError):
-            await self._socket.close(code=code, message=reason.encode()[:120])
+        self.lost()
+        self._socket.close(code, reason)
 
     def schedule(self, stream: Stream) -> None:
         """The stream has something to send (for `Stream`)."""
@@ -134,11 +140,12 @@ class Mux:
         """Both directions of the stream are over (for `Stream`)."""
         self.streams.pop(stream.id, None)
 
-    def _abort(self, stream: Stream, error: StreamAborted) -> None:
-        self.control(Abort(stream.id, error.code, error.detail))
-        stream.feed_abort(error)
+    def writable(self) -> None:
+        """The socket takes more (for the socket)."""
+        self._wake()
 
-    def _lose(self) -> None:
+    def lost(self) -> None:
+        """The socket is gone, or soon will be (for the socket)."""
         self.closed = True
         self._ready.clear()
         self._control.clear()
@@ -148,92 +155,73 @@ class Mux:
             except Exception:  # noqa: BLE001 (supervises the sinks: all are told)
                 _log.exception("tunnel_sink_failed", stream=stream.id)
 
-    def _wake(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
-
-    async def _send(self) -> None:
-        try:
-            await self._send_batches()
-        except ConnectionError:
-            await self.close(1001)
-        except Exception:  # noqa: BLE001 (supervises the sinks: without a sender the tunnel is of no use)
-            _log.exception("tunnel_send_failed")
-            await self.close(1011)
-
-    async def _send_batches(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not self.closed:
-            if not self._control and not self._ready:
-                self._idle = loop.create_future()
-                await self._idle
-            if message := self._gather():
-                await self._socket.send_bytes(message)
-
-    def _gather(self) -> bytes:
-        """What is to be sent now, in turns of one frame per stream, as one message; empty when there is nothing."""
-        parts: list[bytes | memoryview] = [b""]
-        count = size = 0
-        while self._control and size < _BATCH_BYTES_MAX:
-            parts.append(self._control.popleft())
-            size += len(parts[-1])
-            count += 1
-        while self._ready and size < _BATCH_BYTES_MAX:
-            first = len(parts)
-            count += self._ready.popleft().take(parts)
-            size += sum(len(part) for part in parts[first:])
-        if not count:
-            return b""
-        parts[0] = _batch_head(0xDD, count)
-        return b"".join(parts)
-
-    async def _receive(self) -> None:
-        while not self.closed:
-            message = await self._socket.receive()
-            if message.type is not WSMsgType.BINARY:
-                if message.type is WSMsgType.TEXT:
-                    raise _Violation("text where frames are expected")
-                return
-            try:
-                frames = _decode(message.data)
-            except msgspec.DecodeError as error:
-                raise _Violation(f"not a list of frames: {error}") from error
-            for frame in frames:
-                self._dispatch(frame)
-
-    def _dispatch(self, frame: Frame) -> None:
-        if isinstance(frame, Open):
-            self._opened(frame)
+    def message(self, data: memoryview) -> None:
+        """Frames came in (for the socket)."""
+        if len(data) < _batch_head.size or data[0] != _ARRAY:
+            self._decode(bytes(data))
             return
-        stream = self.streams.get(frame.stream)
+        _, count = _batch_head.unpack_from(data)
+        place = _batch_head.size
+        while count and (after := self._quick_data(data, place)):
+            place = after
+            count -= 1
+        if count or place != len(data):
+            self._decode(_batch_head.pack(_ARRAY, count) + bytes(data[place:]))
+
+    def _quick_data(self, data: memoryview, place: int) -> int:
+        """Handle a data frame of the usual form at `place`; where it ends, or zero when it is another frame."""
+        begin = place + _data_head.size
+        if begin > len(data):
+            return 0
+        kind, wide, stream_id, channel, binary, size = _data_head.unpack_from(data, place)
+        if (kind, wide, binary) != _DATA or channel > 127 or begin + size > len(data):
+            return 0
+        stream = self.streams.get(stream_id)
         if stream is None:
-            # It ended here while this frame was on its way. What never existed is another matter.
-            if not 0 < frame.stream <= self._last_id:
-                raise _Violation(f"no stream {frame.stream}")
-            return
+            self._check_past(stream_id)
+        else:
+            self._feed(stream, Data(stream_id, channel, bytes(data[begin : begin + size])))
+        return begin + size
+
+    def _decode(self, message: bytes) -> None:
         try:
-            self._feed(stream, frame)
+            frames = _decode(message)
+        except msgspec.DecodeError as error:
+            raise Violation(Close.MALFORMED, f"not a list of frames: {error}") from error
+        for frame in frames:
+            if isinstance(frame, Open):
+                self._opened(frame)
+            elif (stream := self.streams.get(frame.stream)) is not None:
+                self._feed(stream, frame)
+            else:
+                self._check_past(frame.stream)
+
+    def _check_past(self, stream_id: int) -> None:
+        """A stream that ended here while its frames were on their way is fine; one that never was is not."""
+        if not 0 < stream_id <= self._last_id:
+            raise Violation(Close.MALFORMED, f"no stream {stream_id}")
+
+    def _feed(self, stream: Stream, frame: Data | Credit | End | Abort) -> None:
+        try:
+            if isinstance(frame, Data):
+                if len(frame.payload) > wire.DATA_BYTES_MAX:
+                    raise StreamAborted("protocol", f"a data frame larger than {wire.DATA_BYTES_MAX} bytes")
+                stream.feed(frame.channel, frame.payload)
+            elif isinstance(frame, Credit):
+                stream.feed_credit(frame.bytes)
+            elif isinstance(frame, End):
+                stream.feed_end()
+            else:
+                stream.feed_abort(StreamAborted(frame.code, frame.detail))
         except StreamAborted as error:
             self._abort(stream, error)
         except Exception:  # noqa: BLE001 (supervises the sinks: one that fails ends its own stream only)
             _log.exception("tunnel_sink_failed", stream=stream.id)
             self._abort(stream, StreamAborted("cancelled", "internal error"))
 
-    def _feed(self, stream: Stream, frame: Data | Credit | End | Abort) -> None:
-        if type(frame) is Data:
-            if len(frame.payload) > wire.DATA_BYTES_MAX:
-                raise StreamAborted("protocol", f"a data frame larger than {wire.DATA_BYTES_MAX} bytes")
-            stream.feed(frame.channel, frame.payload)
-        elif type(frame) is Credit:
-            stream.feed_credit(frame.bytes)
-        elif type(frame) is End:
-            stream.feed_end()
-        elif type(frame) is Abort:
-            stream.feed_abort(StreamAborted(frame.code, frame.detail))
-
     def _opened(self, frame: Open) -> None:
         if self._accept is None or not self._last_id < frame.stream <= _STREAM_ID_MAX:
-            raise _Violation(f"stream {frame.stream} may not be opened")
+            raise Violation(Close.MALFORMED, f"stream {frame.stream} may not be opened")
         self._last_id = frame.stream
         if len(self.streams) >= wire.STREAMS_MAX:
             self.control(Abort(frame.stream, "exhausted", f"more than {wire.STREAMS_MAX} streams"))
@@ -244,3 +232,38 @@ class Mux:
         except Exception:  # noqa: BLE001 (supervises the acceptor)
             _log.exception("tunnel_accept_failed")
             self._abort(stream, StreamAborted("cancelled", "internal error"))
+
+    def _abort(self, stream: Stream, error: StreamAborted) -> None:
+        self.control(Abort(stream.id, error.code, error.detail))
+        stream.feed_abort(error)
+
+    def _wake(self) -> None:
+        """Send at the end of this tick what the tick brings."""
+        if not self._flushing and not self._socket.full:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        try:
+            while (self._control or self._ready) and not self._socket.full and not self.closed:
+                self._send_message()
+        except Exception:  # noqa: BLE001 (supervises the sinks: a tunnel that cannot send is of no use)
+            _log.exception("tunnel_send_failed")
+            self.close(INTERNAL)
+
+    def _send_message(self) -> None:
+        """What is to be sent now, in turns of one frame per stream."""
+        parts: list[bytes | memoryview] = [b""]
+        count = size = 0
+        while self._control and size < _BATCH_BYTES_MAX:
+            parts.append(self._control.popleft())
+            size += len(parts[-1])
+            count += 1
+        while self._ready and size < _BATCH_BYTES_MAX:
+            frames, taken = self._ready.popleft().take(parts)
+            count += frames
+            size += taken
+        if count:
+            parts[0] = _batch_head.pack(_ARRAY, count)
+            self._socket.send(parts, size + _batch_head.size)

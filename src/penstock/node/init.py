@@ -14,7 +14,6 @@ import os
 import resource
 import select
 import sys
-import time
 from _collections_abc import Callable
 
 VERSION = b"1"
@@ -22,7 +21,7 @@ _PACKET_BYTES_MAX = 256 << 10
 _LOG_CHUNK_BYTES = 32 << 10
 _LOG_BACKLOG_BYTES = 256 << 10
 _OUTGOING_MAX = 1024
-_CONNECT_TIMEOUT_S = 5.0
+_SYN_RETRIES = 2
 _SIGKILL, _SIGPIPE, _SIGTERM, _SIGCHLD, _SIGXFSZ = 9, 13, 15, 17, 25
 
 
@@ -39,9 +38,7 @@ class Init:
         self.outgoing: list[tuple[bytes, list[int]]] = []
         self.children: dict[int, bytes] = {}
         self.logs: list[tuple[bytes, bytes]] = []
-        self.log_bytes = 0
-        self.log_dropped = 0
-        self.connecting: dict[int, tuple[float, Callable[[int], None]]] = {}
+        self.log_bytes = self.log_dropped = 0
         self.main = (b"none", b"0", b"0")
         self.stopping = False
 
@@ -50,7 +47,8 @@ class Init:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        _signal.signal(_SIGCHLD, woken)
+        # Without a handler of its own the signal would not reach the wake-up pipe.
+        _signal.signal(_SIGCHLD, lambda _number, _frame: None)  # pyright: ignore[reportUnknownLambdaType]
         self.watch(wake_read, select.POLLIN, lambda _: os.read(wake_read, 4096))
         if command:
             self.start_main(command)
@@ -61,13 +59,10 @@ class Init:
 
     def turn(self) -> None:
         """Wait for something and act on it."""
-        quick = self.stopping or self.connecting
-        for descriptor, event in self.poller.poll(50 if quick else None):
-            handler = self.handlers.get(descriptor)
-            if handler is not None:
-                handler(event)
+        for descriptor, event in self.poller.poll(50 if self.stopping else None):
+            if descriptor in self.handlers:
+                self.handlers[descriptor](event)
         self.reap()
-        self.give_up_connecting()
         self.flush()
 
     def watch(self, descriptor: int, events: int, handler: Callable[[int], object]) -> None:
@@ -116,10 +111,14 @@ class Init:
     def flush(self) -> None:
         """Send what the socket takes: answers first, then output."""
         while self.connection is not None and (self.outgoing or self.logs):
-            message, descriptors = self.outgoing[0] if self.outgoing else (self.log_message(), [])
+            message, descriptors = self.outgoing[0] if self.outgoing else (b"", [])
+            if not message:
+                stream, chunk = self.logs[0]
+                message = b"\0".join((b"log", stream, b"%d" % self.log_dropped, chunk))
+            packed = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in descriptors)
+            rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if descriptors else []
             try:
-                rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, pack(descriptors))]
-                self.connection.sendmsg([message], rights if descriptors else [])
+                self.connection.sendmsg([message], rights)
             except BlockingIOError:
                 self.poller.modify(self.connection.fileno(), select.POLLIN | select.POLLOUT)
                 return
@@ -137,11 +136,6 @@ class Init:
             return
         self.log_bytes -= len(self.logs.pop(0)[1])
         self.log_dropped = 0
-
-    def log_message(self) -> bytes:
-        """The oldest kept output, with the count of bytes lost before it."""
-        stream, chunk = self.logs[0]
-        return b"\0".join((b"log", stream, b"%d" % self.log_dropped, chunk))
 
     def serve(self, event: int) -> None:
         """One request of the agent's."""
@@ -174,9 +168,8 @@ class Init:
         if verb == b"connect":
             self.connect(request, int(fields[0]), _socket.AF_INET)
         elif verb == b"exec":
-            count = int(fields[1])
-            env = self.env | pairs(fields[2 + count :])
-            pid = spawn(fields[2 : 2 + count], env, fields[0], descriptors)
+            end = 2 + int(fields[1])
+            pid = spawn(fields[2:end], self.env | pairs(fields[end:]), fields[0], descriptors)
             self.children[pid] = request
             self.send(b"ok", request, b"%d" % pid)
         elif verb == b"kill":
@@ -195,22 +188,22 @@ class Init:
         """Open a TCP connection on the unit's loopback, without waiting for it here."""
         attempt = _socket.socket(family, _socket.SOCK_STREAM, 0)
         attempt.setblocking(False)
+        # A full backlog would otherwise hold an attempt for minutes.
+        attempt.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_SYNCNT, _SYN_RETRIES)
         host = "127.0.0.1" if family == _socket.AF_INET else "::1"
         code = attempt.connect_ex((host, port))
         if code != errno.EINPROGRESS:
             self.connected(request, port, attempt, code)
             return
-
-        def finish(failure: int) -> None:
-            self.connected(request, port, attempt, failure or attempt.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR))
-
-        self.connecting[attempt.fileno()] = (time.monotonic() + _CONNECT_TIMEOUT_S, finish)
-        self.watch(attempt.fileno(), select.POLLOUT, lambda _: finish(0))
+        self.watch(
+            attempt.fileno(),
+            select.POLLOUT,
+            lambda _: self.connected(request, port, attempt, attempt.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)),
+        )
 
     def connected(self, request: bytes, port: int, attempt: _socket.socket, code: int) -> None:
         """Hand over the connection, or try the other family, or say why not."""
         self.unwatch(attempt.fileno())
-        self.connecting.pop(attempt.fileno(), None)
         if code == 0:
             self.send(b"ok", request, b"", descriptors=[attempt.detach()])
             return
@@ -220,13 +213,6 @@ class Init:
             self.connect(request, port, _socket.AF_INET6)
         else:
             self.send(b"error", request, b"%d" % code, os.strerror(code).encode())
-
-    def give_up_connecting(self) -> None:
-        """A full backlog would otherwise hold an attempt for minutes."""
-        now = time.monotonic()
-        for deadline, finish in list(self.connecting.values()):
-            if now >= deadline:
-                finish(errno.ETIMEDOUT)
 
     def start_main(self, command: list[bytes]) -> None:
         """Start the unit's own command with its output on pipes that we read."""
@@ -253,16 +239,16 @@ class Init:
             chunk = os.read(descriptor, _LOG_CHUNK_BYTES)
         except BlockingIOError:
             return
-        if chunk:
-            self.keep_log(stream, chunk)
-            return
-        self.unwatch(descriptor)
-        os.close(descriptor)
+        if not chunk:
+            self.unwatch(descriptor)
+            os.close(descriptor)
+        self.keep_log(stream, chunk)
 
     def keep_log(self, stream: bytes, chunk: bytes) -> None:
         """Keep output until the agent takes it; the oldest goes first when there is too much."""
-        self.logs.append((stream, chunk))
-        self.log_bytes += len(chunk)
+        if chunk:
+            self.logs.append((stream, chunk))
+            self.log_bytes += len(chunk)
         while self.log_bytes > _LOG_BACKLOG_BYTES:
             lost = len(self.logs.pop(0)[1])
             self.log_bytes -= lost
@@ -303,10 +289,6 @@ class Init:
             pass
 
 
-def woken(_number: int, _frame: object) -> None:
-    """A child ended; the wake-up pipe says so to the loop."""
-
-
 def spawn(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, descriptors: list[int]) -> int:
     """Start a command in a session of its own; OSError if it cannot be executed."""
     if len(descriptors) != 3 or not argv or not argv[0]:
@@ -333,7 +315,7 @@ def become(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, descriptors: 
         # The interpreter ignores these two, and ignored signals stay so across exec.
         _signal.signal(_SIGPIPE, _signal.SIG_DFL)
         _signal.signal(_SIGXFSZ, _signal.SIG_DFL)
-        prefer_for_oom()
+        spare_init()
         os.chdir(cwd or env.get(b"HOME", b"/"))
         os.execvpe(argv[0], argv, env)
     except OSError as error:
@@ -342,7 +324,7 @@ def become(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, descriptors: 
         os._exit(127)
 
 
-def prefer_for_oom() -> None:
+def spare_init() -> None:
     """When memory runs out, the command must go before init."""
     try:
         descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
@@ -360,11 +342,6 @@ def signal_group(pid: int, number: int) -> None:
         pass
 
 
-def pack(descriptors: list[int]) -> bytes:
-    """File descriptors as SCM_RIGHTS carries them."""
-    return b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in descriptors)
-
-
 def unpack(payload: bytes) -> list[int]:
     """The descriptors in an SCM_RIGHTS payload."""
     return [int.from_bytes(payload[at : at + 4], sys.byteorder) for at in range(0, len(payload) - 3, 4)]
@@ -379,14 +356,6 @@ def close_all(descriptors: list[int]) -> None:
 def pairs(fields: list[bytes]) -> dict[bytes, bytes]:
     """`NAME=value` fields as a dictionary."""
     return dict(field.split(b"=", 1) for field in fields if b"=" in field)  # pyright: ignore[reportReturnType, reportArgumentType]
-
-
-def limit(kind: int, value: int) -> None:
-    """Lower a limit for this process and all that it starts; zero means: leave it."""
-    if value:
-        hard = resource.getrlimit(kind)[1]
-        ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (ceiling, ceiling))
 
 
 def read_configuration(descriptor: int) -> list[bytes]:
@@ -408,18 +377,17 @@ def main() -> None:
     os.closerange(3, listener.fileno())
     os.closerange(listener.fileno() + 1, 1 << 16)
     isolated, processes, files, file_bytes, address_space, count, *rest = read_configuration(0)
-    sink = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
-        os.dup2(sink, number)
-    os.close(sink)
+        os.close(number)
+        os.open("/dev/null", os.O_RDWR)
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    limit(resource.RLIMIT_NPROC, int(processes))
-    limit(resource.RLIMIT_NOFILE, int(files))
-    limit(resource.RLIMIT_FSIZE, int(file_bytes))
-    limit(resource.RLIMIT_AS, int(address_space))
-    env = pairs(rest[int(count) :])
-    Init(listener, env, isolated=isolated == b"1").run(rest[: int(count)])
+    kinds = (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
+    for kind, value in zip(kinds, map(int, (processes, files, file_bytes, address_space)), strict=True):
+        hard = resource.getrlimit(kind)[1]
+        ceiling = min(value or hard, hard) if hard >= 0 else value or hard
+        resource.setrlimit(kind, (ceiling, ceiling))
+    Init(listener, pairs(rest[int(count) :]), isolated=isolated == b"1").run(rest[: int(count)])
 
 
 if __name__ == "__main__":

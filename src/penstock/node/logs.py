@@ -32,21 +32,16 @@ class Lines:
     def feed(self, chunk: bytes) -> list[LogLine]:
         """The lines that are complete now."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
-        lines = [line for part in whole for line in self._cut(part, ended=True)]
-        if len(self._rest) >= LOG_LINE_BYTES_MAX:
-            keep = len(self._rest) % LOG_LINE_BYTES_MAX
-            cut = len(self._rest) - keep
-            lines += self._cut(self._rest[:cut], ended=False)
-            self._rest = self._rest[cut:]
-        return lines
+        lines = [line for part in whole for line in self._cut(_pieces(part), ended=True)]
+        *full, self._rest = _pieces(self._rest)
+        return lines + (self._cut(full, ended=False) if full else [])
 
     def end(self) -> list[LogLine]:
         """What is left without a line's end."""
         rest, self._rest = self._rest, b""
-        return self._cut(rest, ended=True) if rest else []
+        return self._cut(_pieces(rest), ended=True) if rest else []
 
-    def _cut(self, content: bytes, *, ended: bool) -> list[LogLine]:
-        pieces = [content[at : at + LOG_LINE_BYTES_MAX] for at in range(0, max(1, len(content)), LOG_LINE_BYTES_MAX)]
+    def _cut(self, pieces: list[bytes], *, ended: bool) -> list[LogLine]:
         split = self._continued or len(pieces) > 1 or not ended
         self._continued = not ended
         return [self._line(piece, split=split) for piece in pieces]
@@ -57,6 +52,18 @@ class Lines:
         except UnicodeDecodeError:
             text, lossy = piece.decode(errors="replace"), True
         return LogLine(unit_id=self._unit_id, stream=self._stream, at=self._now(), text=text, split=split, lossy=lossy)
+
+
+def _pieces(content: bytes) -> list[bytes]:
+    """Parts that each fit a line, never cut within a character; at least one."""
+    pieces: list[bytes] = []
+    while len(content) > LOG_LINE_BYTES_MAX:
+        end = LOG_LINE_BYTES_MAX
+        while end > LOG_LINE_BYTES_MAX - 4 and content[end] & 0xC0 == 0x80:
+            end -= 1
+        pieces.append(content[:end])
+        content = content[end:]
+    return [*pieces, content]
 
 
 class Forwarder:

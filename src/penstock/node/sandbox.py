@@ -101,14 +101,15 @@ class Bubblewrap:
     def _unit_arguments(self, spec: Spec) -> list[str]:
         shared_memory = str(min(_SHARED_MEMORY_BYTES_MAX, max(1 << 20, spec.limits.memory_bytes // 2)))
         arguments = ["--ro-bind", self._stage.at(spec.folder / "hosts"), "/etc/hosts"]
+        arguments += ["--bind", self._stage.at(spec.folder / "tmp"), "/tmp"]  # noqa: S108 - the unit's own
+        arguments += ["--bind", self._stage.at(spec.folder / "home"), HOME]
+        # After those two: a runtime may itself lie below /tmp or /home.
         for folder in spec.runtime.folders:
             arguments += ["--ro-bind", self._stage.at(folder), str(folder)]
         arguments += ["--ro-bind", self._stage.at(spec.runtime.init), _INIT]
         arguments += ["--proc", "/proc", "--dev", "/dev", "--size", shared_memory, "--tmpfs", "/dev/shm"]  # noqa: S108
         for device in spec.devices:
             arguments += ["--dev-bind", device, device]
-        arguments += ["--bind", self._stage.at(spec.folder / "tmp"), "/tmp"]  # noqa: S108 - the unit's own
-        arguments += ["--bind", self._stage.at(spec.folder / "home"), HOME]
         arguments += ["--symlink", "/tmp", "/var/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]  # noqa: S108
         return [*arguments, "--hostname", hostname(spec.unit_id), "--chdir", HOME]
 

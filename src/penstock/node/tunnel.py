@@ -11,20 +11,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-import aiohttp
 import msgspec
+from yarl import URL
 
 from penstock.kit.clock import backoff_s
 from penstock.kit.stream import Stream, StreamAborted
-from penstock.kit.streamio import Gulp, Pump
+from penstock.kit.streamio import Pump
 from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
+from penstock.kit.websocket import dial
 from penstock.node.errors import NodeError
 from penstock.node.identity import Identity, check_gateway
 from penstock.wire.tunnel import CONTROL, FRAME_BYTES_MAX, STDERR, STDIN, STDOUT, ExecExit, Open, UnitExec, UnitPort
 
 _log = logger(__name__)
-_HEARTBEAT_S: Final = 10.0
 _CONNECT_S: Final = 10.0
 _SOUND_AFTER_S: Final = 10.0
 #: How long a command's output may stay open and silent after the command itself ended.
@@ -81,29 +81,26 @@ class NodeTunnel:
             started = loop.time()
             try:
                 await self.serve_once()
-            except (OSError, aiohttp.ClientError, TimeoutError, NodeError) as error:
+            except (OSError, TimeoutError, NodeError) as error:
                 _log.info("tunnel_down", error=repr(error))
             failures = 0 if loop.time() - started > _SOUND_AFTER_S else failures + 1
             await asyncio.sleep(backoff_s(failures))
 
     async def serve_once(self) -> None:
         """One tunnel, until it ends."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.ws_connect(
-                self._identity.socket_url("/tunnel"),
-                ssl=self._identity.tls(),
-                heartbeat=_HEARTBEAT_S,
-                max_msg_size=FRAME_BYTES_MAX,
-                timeout=aiohttp.ClientWSTimeout(ws_close=2),  # pyright: ignore[reportCallIssue]
-            ) as connection,
-        ):
+        url = URL(self._identity.socket_url("/tunnel"))
+        async with asyncio.timeout(_CONNECT_S):
+            connection = await dial(
+                url.host or "", url.port or 443, url.path, tls=self._identity.tls(), message_bytes_max=FRAME_BYTES_MAX
+            )
+        mux = Mux(connection, accept=self._accept)
+        try:
             check_gateway(connection.get_extra_info("peercert"))
-            Gulp.client(connection)
             _log.info("tunnel_up", node_id=self._identity.node_id)
-            await Mux(connection, accept=self._accept).run()
+            await mux.run()
             _log.info("tunnel_closed", code=connection.close_code)
+        finally:
+            mux.close()
 
     def _accept(self, stream: Stream, frame: Open) -> None:
         task = asyncio.create_task(self._serve(stream, frame), name=f"stream-{frame.stream}")

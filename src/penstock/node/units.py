@@ -356,6 +356,9 @@ class Units:
         if dropped:
             self._forward(lines.feed(f"\n[{dropped} bytes dropped]\n".encode()))
         self._forward(lines.feed(chunk))
+        if unit.record.exit_code is not None:
+            # The end was told before this last output, so nothing will complete its last line.
+            self._forward(lines.end())
 
     def _forward(self, lines: Sequence[LogLine]) -> None:
         for line in lines:

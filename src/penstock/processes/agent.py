@@ -206,11 +206,14 @@ async def _look_after(units: Units) -> None:
 
 async def _keep_certificate(who: Identity, clock: ServerClock, link: Link) -> None:
     """Renew at two thirds of the certificate's life; look now and then, and whenever the link came back."""
+    loop = asyncio.get_running_loop()
+    not_before = 0.0
     async with aiohttp.ClientSession() as session:
         while True:
             now = clock.now() or utc_now()
-            if now >= who.renew_at:
+            if now >= who.renew_at and loop.time() >= not_before:
                 await _renew(who, session, link)
+                not_before = loop.time() + _RENEW_AGAIN_S
             due_s = (who.renew_at - now).total_seconds()
             link.woken.clear()
             with suppress(TimeoutError):

@@ -5,6 +5,7 @@ told to come back or go elsewhere.
 """
 
 import asyncio
+import gc
 import ipaddress
 import os
 import socket
@@ -114,6 +115,8 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     peers = Peers(_peer_tls(folder))
     stack.push_async_callback(peers.close)
     tunnels = Tunnels(database, NodeCertificates(links.peers), peers, gateway_id=gateway_id, address=settings.address)
+    # What lives as long as the process need not be looked at again whenever garbage is collected.
+    gc.freeze()
     async with asyncio.TaskGroup() as tasks:
         if settings.only != "edge":
             await _listen_to_nodes(stack, settings, links, tunnels)
@@ -154,12 +157,12 @@ async def _listen_to_people(
     access = Access(database, authenticator, units)
     sessions = Sessions(database, authenticator, units)
     await _watch(nats_bus, access, sessions)
-    connections = Connections(tunnels.open)
+    connections = Connections(tunnels.open, silent_s=settings.idle_s)
     stack.callback(connections.close)
     edge = Edge(
         access,
         sessions,
-        Proxy(connections, idle_s=settings.idle_s, upload_bytes_max=settings.upload_bytes_max),
+        Proxy(connections, upload_bytes_max=settings.upload_bytes_max),
         Executions(access, sessions, tunnels.open),
         config=_edge_config(settings),
         ready=lambda: _answers(database),
@@ -180,7 +183,9 @@ async def _watch(nats_bus: Bus, access: Access, sessions: Sessions) -> None:
         await sessions.recheck_allocation(allocation_id)
 
     async def revoked(_: str, __: bytes) -> None:
+        access.forget()
         await sessions.recheck_keys()
+        access.forget()
 
     await nats_bus.on_hint(subjects.ALL_ALLOCATIONS, allocation_changed)
     await nats_bus.on_hint(subjects.REVOKED, revoked)

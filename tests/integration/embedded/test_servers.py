@@ -51,9 +51,11 @@ async def test_postgres_starts_although_its_pid_file_names_a_living_stranger(fol
         await _kill(child)
     pid_file = folder / "postgres" / "postmaster.pid"
     lines = pid_file.read_text().splitlines()
-    pid_file.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
-    async with postgres.run(folder / "postgres", free_port(), folder / "log") as (url, _):
-        assert await _sql(url, "select 1") == 1
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        pid_file.write_text("\n".join([str(stranger.pid), *lines[1:]]) + "\n")
+        async with postgres.run(folder / "postgres", free_port(), folder / "log") as (url, _):
+            assert await _sql(url, "select 1") == 1
+        stranger.kill()
 
 
 @pytest.mark.parametrize("left_behind", ["postgres.new", "postgres"])

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,6 @@ class Agent:
             "PENSTOCK_AGENT_OPS_PORT": "0",
             "PENSTOCK_AGENT_UID_FIRST": "220000",
         }
-        self.gateway.asked.clear()
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.processes.agent"),
@@ -65,6 +65,7 @@ class Agent:
         assert self.process is not None
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
+        self.gateway.asked.clear()
         return await asyncio.wait_for(self.process.wait(), 30)
 
 
@@ -72,6 +73,7 @@ class Agent:
 async def gateway(node_folder: Path) -> AsyncIterator[Gateway]:
     """A gateway that listens."""
     gateway = Gateway(node_folder)
+    gateway.clock_skew = timedelta()
     await gateway.start()
     yield gateway
     await gateway.stop()
@@ -82,20 +84,15 @@ async def agent(gateway: Gateway, node_folder: Path) -> AsyncIterator[Agent]:
     """An agent that runs; at the end it is stopped together with its units."""
     agent = Agent(node_folder, gateway)
     await agent.start()
-    yield agent
-    if agent.process is None or agent.process.returncode is not None:
+    try:
+        yield agent
+    finally:
+        await agent.end(signal.SIGKILL)
         await agent.start(keep_units_on_stop="false")
-        await asyncio.wait_for(gateway.asked.wait(), 30)
-        await agent.end()
-    else:
-        await _stop_units(gateway)
-        await agent.end()
-
-
-async def _stop_units(gateway: Gateway) -> None:
-    report, *_ = await gateway.ask(gateway.task(HEALTH_PROBE))
-    for unit_id in msgspec.msgpack.decode(report.answer, type=HealthReport).units:
-        await gateway.ask(gateway.task(UNIT_STOP, UnitStop(unit_id=unit_id, gpu_uuids=[], grace_s=0)))
+        try:
+            await asyncio.wait_for(gateway.asked.wait(), 30)
+        finally:
+            await agent.end()
 
 
 def _start_task(gateway: Gateway, unit_id: str) -> SignedTask:
@@ -201,3 +198,17 @@ async def test_without_a_token_it_says_what_it_needs(gateway: Gateway, node_fold
         assert agent.process is not None
         assert await asyncio.wait_for(agent.process.wait(), 30) == 1
         assert complaint in agent.log.read_text()
+
+
+async def test_a_certificate_is_renewed_before_its_end(gateway: Gateway, node_folder: Path) -> None:
+    gateway.certificate_life_s = 2.0
+    agent = Agent(node_folder, gateway)
+    await agent.start()
+    try:
+        await asyncio.wait_for(gateway.hellos.get(), 30)
+        gateway.certificate_life_s = 3600.0
+        await asyncio.wait_for(gateway.hellos.get(), 30)
+        assert len(set(gateway.serials)) == 2
+        assert (await gateway.ask(gateway.task(HEALTH_PROBE)))[0].outcome is Outcome.SUCCEEDED
+    finally:
+        await agent.end()

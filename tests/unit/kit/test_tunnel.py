@@ -1,14 +1,14 @@
 """The mux, over two sockets in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import WSMessage, WSMsgType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,7 @@ from penstock.kit import tunnel
 from penstock.kit.stream import PENDING_HIGH_BYTES, Stream, StreamAborted
 from penstock.kit.streamio import splice
 from penstock.kit.tunnel import Mux, TunnelFull
+from penstock.kit.websocket import Receiver, Violation
 from penstock.wire.link import Close
 from penstock.wire.tunnel import (
     DATA_BYTES_MAX,
@@ -34,34 +35,52 @@ from penstock.wire.tunnel import (
 TARGET = UnitPort(unit_id="alc_1", port=80)
 
 
-@dataclass
 class MemorySocket:
-    """One end; what it sends lands in the other's queue, which holds four messages as a transport's buffer would."""
+    """One end; what it sends waits for the other, which is full with four messages as a transport would be."""
 
-    inbox: asyncio.Queue[WSMessage] = field(default_factory=lambda: asyncio.Queue(4))
-    peer: "MemorySocket | None" = None
-    close_code: int = 0
-    messages: int = 0
-    largest: int = 0
+    def __init__(self) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.peer: MemorySocket = self
+        self.receiver: Receiver | None = None
+        self.waiting: deque[bytes] = deque()
+        self.close_code = 0
+        self.messages = 0
+        self.largest = 0
 
-    async def receive(self) -> WSMessage:
-        return await self.inbox.get()
+    @property
+    def full(self) -> bool:
+        return len(self.peer.waiting) >= 4
 
-    async def send_bytes(self, data: bytes) -> None:
-        assert self.peer is not None
-        if self.close_code:
-            raise ConnectionResetError("closed")
+    def receive(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+
+    def send(self, parts: Sequence[bytes | memoryview], size: int) -> None:
+        message = b"".join(parts)
+        assert len(message) == size
         self.messages += 1
-        self.largest = max(self.largest, len(data))
-        await self.peer.inbox.put(WSMessage(WSMsgType.BINARY, data, ""))
+        self.largest = max(self.largest, size)
+        self.forge(message)
 
-    async def close(self, *, code: int = 1000, message: bytes = b"") -> None:
-        assert self.peer is not None
+    def forge(self, message: bytes) -> None:
+        self.peer.waiting.append(message)
+        asyncio.get_running_loop().call_soon(self.peer.deliver)
+
+    def deliver(self) -> None:
+        if self.waiting and self.receiver is not None and not self.close_code:
+            try:
+                self.receiver.message(memoryview(self.waiting.popleft()))
+            except Violation as error:
+                self.close(error.code)
+            if len(self.waiting) == 3 and self.peer.receiver is not None:
+                self.peer.receiver.writable()
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
         for end in (self, self.peer):
-            end.close_code = end.close_code or code
-            while end.inbox.full():
-                end.inbox.get_nowait()
-            end.inbox.put_nowait(WSMessage(WSMsgType.CLOSED, None, ""))
+            if not end.close_code:
+                end.close_code = code
+                if end.receiver is not None:
+                    end.receiver.lost()
+                end.closed.set_result(None)
 
 
 @dataclass
@@ -79,7 +98,7 @@ class Pair:
 
     async def forge(self, *frames: Frame) -> None:
         """As if the opener had sent these frames."""
-        await self.opener_socket.send_bytes(msgspec.msgpack.encode(frames))
+        self.opener_socket.forge(msgspec.msgpack.encode(frames))
 
 
 @asynccontextmanager
@@ -95,10 +114,11 @@ async def pair() -> AsyncIterator[Pair]:
         right,
     )
     tasks = [asyncio.create_task(made.opener.run()), asyncio.create_task(made.acceptor.run())]
+    await asyncio.sleep(0)
     try:
         yield made
     finally:
-        await left.close()
+        left.close()
         await asyncio.gather(*tasks)
 
 
@@ -268,7 +288,7 @@ async def test_abort_wakes_a_blocked_writer() -> None:
 async def test_socket_loss_aborts_all_streams_as_lost() -> None:
     async with pair() as made:
         streams = [await made.stream() for _ in range(3)]
-        await made.opener_socket.close()
+        made.opener_socket.close()
         for near, far in streams:
             for end in (near, far):
                 with pytest.raises(StreamAborted) as caught:
@@ -412,25 +432,26 @@ async def test_broken_framing_closes_the_socket_with_4400(frames: list[Frame]) -
 
 
 @pytest.mark.parametrize(
-    "message", [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x91\x93\x63\x01\x02", b"\xdd\xff\xff\xff\xff"]
+    "message",
+    [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x91\x93\x63\x01\x02", b"\xdd\xff\xff\xff\xff", b"\xdd\0\0\0\0tail"],
 )
 async def test_garbage_closes_the_socket_with_4400(message: bytes) -> None:
     async with pair() as made:
-        await made.opener_socket.send_bytes(message)
+        made.opener_socket.forge(message)
         await settle(lambda: made.acceptor_socket.close_code)
         assert made.acceptor_socket.close_code == Close.MALFORMED
 
 
-async def test_text_closes_the_socket_with_4400() -> None:
+async def test_frames_of_any_encoding_are_understood() -> None:
     async with pair() as made:
-        await made.acceptor_socket.inbox.put(WSMessage(WSMsgType.TEXT, "hello", ""))
-        await settle(lambda: made.acceptor_socket.close_code)
-        assert made.acceptor_socket.close_code == Close.MALFORMED
+        _, far = await made.stream()
+        await made.forge(Data(1, 0, b"short"), Data(1, 0, b"x" * 300), End(1))
+        assert await read_all(far) == {0: b"short" + b"x" * 300}
 
 
 async def test_opener_accepts_no_streams() -> None:
     async with pair() as made:
-        await made.acceptor_socket.send_bytes(msgspec.msgpack.encode([Open(1, TARGET)]))
+        made.acceptor_socket.forge(msgspec.msgpack.encode([Open(1, TARGET)]))
         await settle(lambda: made.opener_socket.close_code)
         assert made.opener_socket.close_code == Close.MALFORMED
 

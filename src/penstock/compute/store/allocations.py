@@ -29,13 +29,21 @@ from penstock.kit.telemetry import correlation_id
 _FIELDS: Final = tuple(Allocation.__dataclass_fields__)
 _COLUMNS: Final = ", ".join(_FIELDS)
 _DRAFTED: Final = tuple(Draft.__dataclass_fields__)
+_LINE: Final = "jsonb_build_object('state', {state}::text, 'reason', {reason}::text, 'at', clock_timestamp())"
+_GPUS: Final = "array(select gpu_uuid from compute.claims where allocation_id = $1 order by gpu_index)"
+_SIMULATED: Final = "exists (select 1 from compute.claims where allocation_id = $1 and simulated)"
 
 
 def of_row(row: Row) -> Allocation:
     """The value that a row of compute.allocations holds."""
     values: dict[str, Any] = {name: row[name] for name in _FIELDS}
     values["state"], values["purpose"] = State(row["state"]), Purpose(row["purpose"])
+    values["timeline"] = [_move(line) for line in row["timeline"]]
     return Allocation(**values)
+
+
+def _move(line: dict[str, str]) -> Move:
+    return Move(state=State(line["state"]), reason=line["reason"], at=datetime.fromisoformat(line["at"]))
 
 
 async def insert(tx: Tx, draft: Draft, *, node_id: str | None, reason: str, deadline_s: float) -> Allocation:
@@ -60,13 +68,13 @@ async def insert(tx: Tx, draft: Draft, *, node_id: str | None, reason: str, dead
 _N: Final = len(_DRAFTED)
 _INSERT: Final = f"""
     with added as (
-        insert into compute.allocations ({", ".join(_DRAFTED)}, state, reason, node_id, deadline_at, placed_at)
+        insert into compute.allocations ({", ".join(_DRAFTED)}, state, reason, node_id, deadline_at, placed_at,
+            gpu_uuids, simulated, timeline)
         values ({", ".join(f"${n}" for n in range(1, _N + 4))},
             clock_timestamp() + make_interval(secs => ${_N + 4}),
-            case when ${_N + 3}::text is not null then clock_timestamp() end)
+            case when ${_N + 3}::text is not null then clock_timestamp() end,
+            {_GPUS}, {_SIMULATED}, jsonb_build_array({_LINE.format(state=f"${_N + 1}", reason=f"${_N + 2}")}))
         returning {_COLUMNS}
-    ), line as (
-        insert into compute.timeline select id, version, state, reason, created_at from added
     ), fact as (
         insert into kit.outbox ({outbox.COLUMNS})
         select ${_N + 5}, ${_N + 6}, id, version, organisation_id, project_id, correlation_id, ${_N + 7} from added
@@ -126,11 +134,10 @@ _MOVE: Final = f"""
             billing_ended_at = case when $11 and active_at is not null
                 then least(billing_ended_at, greatest(active_at, coalesce($10, clock_timestamp()))) end,
             changed_at = clock_timestamp(), asked_at = null, correlation_id = $12,
-            driven_at = case when $4 = 'provisioning' then clock_timestamp() end
+            driven_at = case when $4 = 'provisioning' then clock_timestamp() end,
+            timeline = timeline || {_LINE.format(state="$4", reason="$5")}
         where id = $1 and version = $2 and state = $3
         returning {_COLUMNS}
-    ), line as (
-        insert into compute.timeline select id, version, state, reason, changed_at from moved
     ), fact as (
         insert into kit.outbox ({outbox.COLUMNS})
         select $13, $14, id, version, organisation_id, project_id, $12, $15 from moved
@@ -181,8 +188,8 @@ async def rename(tx: Tx, current: Allocation, *, name: str | None, labels: dict[
 async def place(tx: Tx, allocation_id: str, *, node_id: str, deadline_s: float) -> None:
     """Note the node that a waiting request got; the caller holds the row's lock and its claims."""
     await tx.execute(
-        "update compute.allocations set node_id = $2, reason = '', placed_at = clock_timestamp(),"
-        " changed_at = clock_timestamp(), asked_at = null,"
+        "update compute.allocations set node_id = $2, reason = '', placed_at = clock_timestamp(),"  # noqa: S608
+        f" gpu_uuids = {_GPUS}, simulated = {_SIMULATED}, changed_at = clock_timestamp(), asked_at = null,"
         " deadline_at = clock_timestamp() + make_interval(secs => $3)"
         " where id = $1",
         allocation_id,
@@ -255,15 +262,6 @@ async def page(conn: Reader, project_id: str, only: Filter, *, before: str | Non
         limit,
     )
     return [of_row(row) for row in rows]
-
-
-async def timeline(conn: Reader, allocation_id: str) -> list[Move]:
-    """Its moves, first to last."""
-    rows = await conn.fetch(
-        "select state, reason, at from compute.timeline where allocation_id = $1 order by version",
-        allocation_id,
-    )
-    return [Move(state=State(row["state"]), reason=row["reason"], at=row["at"]) for row in rows]
 
 
 async def on_node(tx: Tx, node_id: str) -> list[Allocation]:

@@ -113,23 +113,12 @@ async def held(conn: Reader, allocation_id: str) -> Sequence[Claim]:
 
 async def ever(conn: Reader, allocation_id: str) -> Sequence[Claim]:
     """What it holds or once held."""
-    return (await ever_of(conn, [allocation_id])).get(allocation_id, [])
-
-
-async def ever_of(conn: Reader, allocation_ids: Sequence[str]) -> dict[str, list[Claim]]:
-    """The same for many allocations."""
     rows = await conn.fetch(
-        f"""
-        select allocation_id, {_COLUMNS} from (
-            select distinct on (allocation_id, slot_id) * from compute.claims where allocation_id = any($1)
-        ) as once order by allocation_id, gpu_index
-        """,  # noqa: S608
-        list(allocation_ids),
+        f"select distinct on (gpu_index) {_COLUMNS} from compute.claims where allocation_id = $1"  # noqa: S608
+        " order by gpu_index",
+        allocation_id,
     )
-    found: dict[str, list[Claim]] = {}
-    for row in rows:
-        found.setdefault(row["allocation_id"], []).append(_of_row(row))
-    return found
+    return [_of_row(row) for row in rows]
 
 
 async def holders(conn: Reader, node_ids: Sequence[str]) -> dict[str, str]:

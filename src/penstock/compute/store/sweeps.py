@@ -265,8 +265,8 @@ async def unreleased(conn: Reader, limit: int) -> Sequence[Unreleased]:
     rows = await conn.fetch(
         """
         select a.id, a.node_id, extract(epoch from clock_timestamp() - a.changed_at)::float8 as since_s,
-            (select count(*) from compute.timeline t
-             where t.allocation_id = a.id and t.state = 'release_failed')::int as failures
+            (select count(*) from jsonb_array_elements(a.timeline) as line
+             where line ->> 'state' = 'release_failed')::int as failures
         from compute.allocations a where a.state = 'release_failed' and a.node_id is not null
         order by a.changed_at limit $1
         """,

@@ -5,21 +5,39 @@ import os
 import select
 import signal
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
 
 from penstock.kit.errors import Unavailable
 from penstock.processes.up import leftovers
 from penstock.processes.up.folder import DataFolder, Status
 
 _KILL_GRACE_S: Final = 10.0
+_ANSWER_TIMEOUT_S: Final = 3.0
 
 
 def status(folder: DataFolder) -> Status:
     """How things are; a supervisor that was killed left a file, but not its lock."""
     said = folder.status()
-    if folder.holder() is not None and said is not None:
-        return said
-    return Status(ready=False, api="", gateway="", processes=[])
+    if folder.holder() is None or said is None:
+        return Status(ready=False, api="", gateway="", processes=[])
+    return msgspec.structs.replace(said, ready=said.ready and _answers(said.api))
+
+
+def _answers(api: str) -> bool:
+    """A process that hangs is no less running: ask it."""
+    parts = urlsplit(api)
+    connection = HTTPConnection(parts.hostname or "", parts.port, timeout=_ANSWER_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def down(folder: DataFolder, *, timeout_s: float) -> bool:

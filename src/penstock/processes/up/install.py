@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.embedded.child import rotate
 from penstock.fleet import pki
+from penstock.kit.errors import Conflict
 from penstock.processes.up import database, leftovers, localnode, programs, servers, tenant
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import HOST, Wanted, choose
@@ -16,9 +17,16 @@ from penstock.processes.up.programs import CONTROL, Addresses
 from penstock.processes.up.servers import Servers, Starter
 from penstock.processes.up.supervisor import Supervisor
 from penstock.sdk.client import AsyncClient
+from penstock.sdk.errors import Denied, Unauthenticated
 from penstock.wire.rest import Node
 
 _ROTATE_EVERY_S: Final = 30.0
+
+
+class KeyRefused(Conflict):
+    """Somebody revoked the key that this install uses itself."""
+
+    code = "up.admin_key_refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,13 @@ class Install:
 
     async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
         async with AsyncClient(instance.api, instance.key) as client:
-            before = await localnode.prepare(client, self._folder)
+            try:
+                before = await localnode.prepare(client, self._folder)
+            except (Unauthenticated, Denied) as error:
+                raise KeyRefused(
+                    f"the administrator's key in {self._folder.admin_key} is no longer accepted;"
+                    " delete the file, and the next start makes a new key"
+                ) from error
             environment = await asyncio.to_thread(tenant.environment, self._folder)
             await self._supervisor.launch(
                 programs.agent(self._folder, addresses, self._environ, enrolment=before.token, tenant=environment)

@@ -8,6 +8,7 @@ from typing import Final
 
 from penstock.kit.errors import Unavailable
 from penstock.node import identity
+from penstock.processes.up import leftovers
 from penstock.processes.up.folder import DataFolder
 from penstock.sdk.client import AsyncClient
 from penstock.sdk.errors import NotFound, SdkError
@@ -35,6 +36,7 @@ async def prepare(client: AsyncClient, folder: DataFolder) -> Before:
     node = await _known(client, kept.node_id) if kept else None
     if kept and node is None:
         # The database does not know this node (any more): what the agent keeps for it is of no use.
+        await leftovers.end_units(folder)
         await asyncio.to_thread(shutil.rmtree, folder.node)
     if node is not None and identity.usable(kept):
         return Before("", node.last_heartbeat_at)

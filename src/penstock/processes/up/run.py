@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import uvloop
 from rich.console import Console
 
 from penstock.kit import telemetry
-from penstock.kit.errors import Unavailable
+from penstock.kit.errors import Conflict, Invalid, PenstockError, Unavailable
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import Wanted
 from penstock.processes.up.folder import AlreadyRunning, DataFolder
@@ -22,6 +23,8 @@ from penstock.processes.up.install import Install, Ready
 
 _DETACHED_START_S: Final = 240.0
 _POLL_S: Final = 0.1
+#: How a supervisor's exit code is told again by who started it.
+_AS: Final[dict[int, type[PenstockError]]] = {1: Invalid, 5: Conflict}
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -111,11 +114,13 @@ def _until_ready(folder: DataFolder, supervisor: "subprocess.Popen[bytes]", cons
             if status and instance and status.pid == supervisor.pid and status.ready:
                 return Ready(instance=instance, simulated_gpus=status.simulated_gpus, notes=status.notes)
             if supervisor.poll() is not None:
-                raise Unavailable(f"it did not start: {_last_words(folder)}")
+                raise _AS.get(supervisor.returncode, Unavailable)(_last_words(folder))
             time.sleep(_POLL_S)
     raise Unavailable(f"it was not ready after {_DETACHED_START_S:.0f} s: {_last_words(folder)}")
 
 
 def _last_words(folder: DataFolder) -> str:
-    text = (folder.log / "up.log").read_text(errors="replace").strip()
-    return text[-2000:] or "it said nothing"
+    """Its error without the command line's frame, which is put around it again."""
+    lines = (folder.log / "up.log").read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "it ended without a word"
+    return re.sub(r" \((?:code|field)=[^()]*\)$", "", last.removeprefix("error: "))
