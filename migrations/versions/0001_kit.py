@@ -46,8 +46,10 @@ STATEMENTS = (
         return null;
     end $$
     """,
-    "create trigger outbox_enlist after insert on kit.outbox referencing new table as added"
-    " for each statement execute function kit.enlist()",
+    """
+    create trigger outbox_enlist after insert on kit.outbox referencing new table as added
+        for each statement execute function kit.enlist()
+    """,
     "create index outbox_project on kit.outbox (project_id, tx, seq)",
     "create index outbox_tx on kit.outbox (tx, seq)",
     """
@@ -91,8 +93,10 @@ STATEMENTS = (
     create function kit.refuse_change() returns trigger language plpgsql as
     $$ begin raise exception '% is append-only', tg_table_name; end $$
     """,
-    "create trigger audit_append_only before update or delete or truncate on kit.audit"
-    " for each statement execute function kit.refuse_change()",
+    """
+    create trigger audit_append_only before update or delete or truncate on kit.audit
+        for each statement execute function kit.refuse_change()
+    """,
 )
 
 

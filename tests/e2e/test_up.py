@@ -149,7 +149,7 @@ def test_two_signals_while_it_starts_leave_nothing(cloud: Cloud) -> None:
     assert processes_of(cloud.data) == {}
 
 
-def test_servers_named_by_the_environment_are_used_and_none_is_started(
+async def test_servers_named_by_the_environment_are_used_and_none_is_started(
     cloud: Cloud, servers: Servers, database_url: str
 ) -> None:
     given = {

@@ -2,8 +2,9 @@
 
 A relay works on the shards whose advisory locks it gets. It reads their unpublished rows in order, publishes them in
 waves (no aggregate twice in a wave, so a lost message can never be overtaken by its successor) with the event id as
-message id, and takes what was acknowledged off the list. A failure holds back that aggregate only. A row that the server refuses
-`ATTEMPTS_MAX` times becomes a dead letter, and its aggregate waits until an operator requeues or discards it.
+message id, and takes what was acknowledged off the list. A failure holds back that aggregate only. A row that the
+server refuses `ATTEMPTS_MAX` times becomes a dead letter, and its aggregate waits until an operator requeues or
+discards it.
 """
 
 import asyncio

@@ -253,7 +253,7 @@ class NodeStateChange(Body, frozen=True):
     reason: Annotated[str, Meta(max_length=255)] = ""
 
 
-class SlotCleanup(Body):
+class SlotCleanup(Body, frozen=True):
     """An operator's word that nothing of the last tenant is left on a slot whose cleanup could not be proved."""
 
     runtime_verified_absent: bool

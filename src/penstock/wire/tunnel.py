@@ -2,7 +2,7 @@
 
 A stream leads to a TCP port inside a unit or to a command run in it. The agent only moves bytes: HTTP and WebSocket are
 spoken end to end by the gateway and the unit's own server. Flow control is by credit: a side may send `window` bytes,
-then waits for `Credit`. One WebSocket message is a msgpack array of frames, so that a tick's small ones travel together.
+then waits for `Credit`. One WebSocket message is a msgpack array of frames: a tick's small ones travel together.
 """
 
 from typing import Final, TypeAlias
