@@ -23,7 +23,7 @@ from penstock.identity.model import LOCAL_ADMIN, Role
 from penstock.identity.service import keys
 from penstock.kit import audit
 from penstock.kit.caller import Caller
-from penstock.kit.db import Database
+from penstock.kit.db import Database, Reader
 from penstock.kit.ids import new_id
 from penstock.node import identity as node_identity
 from penstock.node.errors import NoUnit, Refused
@@ -207,7 +207,13 @@ class World:
     async def set_state(self, state: str, *, project_id: str = "prj_default") -> None:
         async with self.database.transaction() as tx:
             await tx.execute(
-                ALLOCATION, self.allocation_id, state, self.node_id, self.units.unit_id, project_id, state == "active"
+                await allocation_statement(tx),
+                self.allocation_id,
+                state,
+                self.node_id,
+                self.units.unit_id,
+                project_id,
+                state == "active",
             )
 
     async def new_key(self, role: Role = Role.OWNER) -> tuple[str, str]:
@@ -277,14 +283,23 @@ OPERATOR = Caller(
     actions=frozenset({"nodes.read", "nodes.write"}),
     operator=True,
 )
-ALLOCATION = """
-insert into compute.allocations (id, project_id, organisation_id, purpose, sku, gpus, image, labels, env, command,
-    ports, state, reason, node_id, unit_id, price_microusd_per_hour, memory_bytes, cpus, processes_max, scratch_bytes,
-    wait_s, correlation_id, deadline_at)
-values ($1, $5, 'org_default', 'interactive', 'g1.1', 1, 'python:3', '{}', '{}', '[]', '{8000}',
-    $2, '', $3, $4, 0, 0, 1, 10, 0, 0, 'test', case when $6 then null else now() end)
-on conflict (id) do update set state = $2, deadline_at = excluded.deadline_at
-"""
+#: What the gateway reads of an allocation is given; all else is empty.
+GIVEN = ("id", "state", "node_id", "unit_id", "project_id", "deadline_at")
+EMPTY = {"text": "''", "jsonb": "'[]'", "ARRAY": "'{}'", "boolean": "false"}
+
+
+async def allocation_statement(conn: Reader) -> str:
+    rows = await conn.fetch(
+        "select column_name as name, data_type as type from information_schema.columns where table_schema = 'compute'"
+        " and table_name = 'allocations' and is_nullable = 'NO' and column_default is null"
+    )
+    rest = {row["name"]: EMPTY.get(row["type"], "1") for row in rows if row["name"] not in GIVEN}
+    rest["purpose"] = "'interactive'"
+    return (
+        f"insert into compute.allocations ({', '.join((*GIVEN, *rest))}) values ($1, $2, $3, $4, $5,"
+        f" case when $6 then null else now() end, {', '.join(rest.values())})"
+        " on conflict (id) do update set state = $2, deadline_at = excluded.deadline_at"
+    )
 
 
 @asynccontextmanager

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from penstock.compute.model import (
     FENCING,
@@ -15,8 +17,6 @@ from penstock.compute.model import (
     Allocation,
     Draft,
     Event,
-    Move,
-    Purpose,
     State,
     fact,
 )
@@ -36,14 +36,7 @@ _SIMULATED: Final = "exists (select 1 from compute.claims where allocation_id = 
 
 def of_row(row: Row) -> Allocation:
     """The value that a row of compute.allocations holds."""
-    values: dict[str, Any] = {name: row[name] for name in _FIELDS}
-    values["state"], values["purpose"] = State(row["state"]), Purpose(row["purpose"])
-    values["timeline"] = [_move(line) for line in row["timeline"]]
-    return Allocation(**values)
-
-
-def _move(line: dict[str, str]) -> Move:
-    return Move(state=State(line["state"]), reason=line["reason"], at=datetime.fromisoformat(line["at"]))
+    return msgspec.convert(dict(row), Allocation)
 
 
 async def insert(tx: Tx, draft: Draft, *, node_id: str | None, reason: str, deadline_s: float) -> Allocation:
