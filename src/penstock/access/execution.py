@@ -98,8 +98,10 @@ class Executions:
             work.cancel()
 
         session = self._sessions.begin(grant, end)
+        finished = False
         try:
             ended = await work
+            finished = True
         except asyncio.CancelledError:
             if verdict:
                 raise verdict[0] from None
@@ -113,7 +115,8 @@ class Executions:
         finally:
             self._sessions.finish(session)
             work.cancel()
-            if not stream.ending:
+            # Also when standard input has ended: who leaves early takes the command along.
+            if not finished:
                 stream.abort("cancelled")
 
 

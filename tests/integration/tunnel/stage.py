@@ -294,7 +294,7 @@ async def allocation_statement(conn: Reader) -> str:
         " and table_name = 'allocations' and is_nullable = 'NO' and column_default is null"
     )
     rest = {row["name"]: EMPTY.get(row["type"], "1") for row in rows if row["name"] not in GIVEN}
-    rest["purpose"] = "'interactive'"
+    rest |= {"purpose": "'interactive'", "labels": "'{}'", "env": "'{}'"}
     return (
         f"insert into compute.allocations ({', '.join((*GIVEN, *rest))}) values ($1, $2, $3, $4, $5,"
         f" case when $6 then null else now() end, {', '.join(rest.values())})"
