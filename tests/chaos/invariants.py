@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +54,26 @@ async def everything_ended(cloud: Cloud) -> None:
     assert await fetch(cloud, _TWICE) == []
 
 
-def no_unit_is_left(cloud: Cloud) -> None:
-    """No sandbox runs, and the node's folder of units is empty."""
-    units = cloud.data / "node" / "units"
-    assert [entry.name for entry in units.iterdir()] == []
-    assert sandboxes(cloud) == []
+async def no_unit_is_left(cloud: Cloud) -> None:
+    """No process of any unit that ever was runs, and the node's folder of units is empty."""
+    assert unit_folders(cloud) == set()
+    ever = {row["unit_id"] for row in await fetch(cloud, "select unit_id from compute.allocations")}
+    assert ever
+    assert sandboxes(ever) == {}
 
 
-def sandboxes(cloud: Cloud) -> list[str]:
-    """Command lines of sandboxes that belong to this install's node."""
-    found: list[str] = []
+def unit_folders(cloud: Cloud) -> set[str]:
+    """The units that the node knows."""
+    return {entry.name for entry in (cloud.data / "node" / "units").iterdir()}
+
+
+def sandboxes(units: Collection[str]) -> dict[int, str]:
+    """Processes whose arguments (the sandbox's hostname) or control group name one of these units."""
+    found: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            root = str((entry / "cwd").readlink())
-        except OSError:
-            continue
-        if "bwrap" in command and (str(cloud.data) in command or str(cloud.data) in root):
-            found.append(command[:200])
+        with suppress(OSError):
+            told = (entry / "cmdline").read_bytes() + (entry / "cgroup").read_bytes()
+            found |= {int(entry.name): unit for unit in units if unit.encode() in told}
     return found
 
 
@@ -95,5 +99,5 @@ async def events_are_complete_and_in_order(cloud: Cloud) -> int:
         await client.close()
     assert seen == committed
     for aggregate_id, published in versions.items():
-        assert published == sorted(published), aggregate_id
+        assert published == list(range(published[0], published[0] + len(published))), aggregate_id
     return len(committed)

@@ -77,15 +77,18 @@ async def _storm(cloud: Cloud, kills: int) -> None:
         tenants = [asyncio.create_task(_come_and_go(client, dice, stop)) for _ in range(TENANTS)]
         order = [KINDS[number % len(KINDS)] for number in range(kills)]
         dice.shuffle(order)
+        seen = 0
         for kind in order:
             await asyncio.sleep(dice.uniform(0, 1.0))
+            seen += len(sandboxes(unit_folders(cloud)))
             await _kill(cloud, kind)
         stop.set()
         cycles = sum(await asyncio.gather(*tenants))
         await _release_all(client)
     assert cycles >= kills // 4, f"only {cycles} cycles ran: the faults hit nothing"
+    assert seen, "no sandbox ran when a process was killed"
     await everything_ended(cloud)
-    no_unit_is_left(cloud)
+    await no_unit_is_left(cloud)
     assert await events_are_complete_and_in_order(cloud) >= cycles
 
 

@@ -7,6 +7,7 @@ refused leaves in the same envelope as the api's, and what could be read in two 
 import asyncio
 import base64
 import binascii
+import itertools
 import os
 import re
 from collections.abc import Awaitable, Callable
@@ -35,6 +36,9 @@ _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?:
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _QUOTED: Final = re.compile(r":?\s*b['\"]|:?\s*\n| when reading")
 _ONCE: Final = (hdrs.HOST, hdrs.AUTHORIZATION, hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING)
+#: Correlation ids of requests that bring none: 52 random bits of this process, then a count.
+_PROCESS: Final = f"cor_{os.urandom(7).hex()[:13]}"
+_requests: Final = itertools.count()
 
 _log = logger(__name__)
 _answers = Counter("penstock_gateway_requests", "Requests by kind and how they ended", ["kind", "outcome"])
@@ -72,11 +76,14 @@ class Edge:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request. It has a task of its own, and so a context of its own."""
         given = request.headers.get("X-Correlation-Id")
-        correlate(given if given and _CORRELATION.fullmatch(given) else f"cor_{os.urandom(13).hex()}")
+        correlate(given if given and _CORRELATION.fullmatch(given) else f"{_PROCESS}{next(_requests):013x}")
         try:
             return await self._route(request)
         except PenstockError as error:
             return _refuse(request, error)
+        except web.HTTPBadRequest:
+            # The only one that aiohttp raises by itself here.
+            return _refuse(request, Invalid("not a proper WebSocket handshake", field="Sec-WebSocket-Key"))
         except (asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             _log.warning("database_away", error=repr(error))
             return _refuse(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
@@ -131,7 +138,9 @@ class Edge:
 
     async def _execute(self, request: web.BaseRequest, allocation_id: str) -> web.StreamResponse:
         if not _wants_websocket(request):
-            return envelope(426, "upgrade_required", "connect with a WebSocket", headers={"Upgrade": "websocket"})
+            return _upgrade_required("connect with a WebSocket")
+        if request.headers.get(hdrs.SEC_WEBSOCKET_VERSION) != "13":
+            return _upgrade_required("only version 13 of WebSocket is understood")
         self._check_origin(request)
         headers = request.headers
         return await self._executions.serve(
@@ -188,6 +197,11 @@ def port_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 5 or not 1 <= int(text) <= 65535:
         raise Invalid("port must be a number from 1 to 65535", field="port")
     return int(text)
+
+
+def _upgrade_required(message: str) -> web.Response:
+    headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    return envelope(426, "upgrade_required", message, headers=headers)
 
 
 def _wants_websocket(request: web.BaseRequest) -> bool:

@@ -53,13 +53,18 @@ _USUAL: Final = frozenset({b"keep-alive", b"close", b"upgrade"})
 _KEPT: Final = frozenset({b"content-length", b"host", b"cookie"})
 
 
-#: A whole head of HTTP/1.1, without its last empty line, that cannot be read in two ways.
+#: A whole head of HTTP/1.1, without its last empty line, that cannot be read in two ways and has a body (204 has none).
 _HEAD: Final = re.compile(
-    rb"HTTP/1\.1 ([2-5]\d\d) ([\t\x20-\x7e\x80-\xff]*)"
-    rb"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*)*)"
+    rb"HTTP/1\.1 (?!204|205|304)[2-5]\d\d [\t\x20-\x7e\x80-\xff]*"
+    rb"(?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*)*"
 )
-_BODILESS: Final = frozenset({204, 205, 304})
+_NOT_SIMPLE: Final = re.compile(
+    rb"(?i)\r\n(?:(?:%b):|penstock-)" % b"|".join(sorted(_NOT_TO_CLIENT | {b"set-cookie", b"location"}))
+)
+_LENGTH: Final = re.compile(rb"(?i)\r\ncontent-length:([^\r]*)")
 _LENGTH_DIGITS_MAX: Final = 18
+#: What many servers say about their connection, and what may simply be left out.
+_KEPT_ALIVE: Final = re.compile(rb"(?i)\r\n(?:connection:[ \t]*keep-alive[ \t]*|keep-alive:[^\r]*)(?=\r\n|\Z)")
 
 
 class Forwarded(NamedTuple):
@@ -73,40 +78,22 @@ class Forwarded(NamedTuple):
 
 
 class SimpleHead(NamedTuple):
-    """The head of a response whose body has a known length."""
+    """The head of a response whose body has a known length: its lines without the last empty one."""
 
-    status: int
-    reason: bytes
-    headers: list[tuple[bytes, bytes]]
+    lines: bytes
     length: int
-    keep_alive: bool
 
 
 def simple_head(head: bytes) -> SimpleHead | None:
-    """The head, if it is well-formed and gives the body's length in the one simple way; none for all others."""
-    match = _HEAD.fullmatch(head)
-    if match is None:
+    """The head, if it is well-formed, gives the body's length in the one simple way and has nothing that must not pass
+    as it is; none for all others, which are read and rewritten with care."""
+    head = _KEPT_ALIVE.sub(b"", head)
+    if _HEAD.fullmatch(head) is None or _NOT_SIMPLE.search(head) is not None:
         return None
-    headers: list[tuple[bytes, bytes]] = []
-    length = -1
-    keep_alive = True
-    for line in match[3].split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        value = value.strip(b" \t")
-        lowered = name.lower()
-        if lowered == b"content-length":
-            if length >= 0 or not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
-                return None
-            length = int(value)
-        elif lowered == b"connection":
-            keep_alive = b"close" not in value.lower()
-        elif lowered == b"transfer-encoding":
-            return None
-        headers.append((name, value))
-    status = int(match[1])
-    if length < 0 or status in _BODILESS:
+    lengths = _LENGTH.findall(head)
+    if len(lengths) != 1 or not (digits := lengths[0].strip(b" \t")).isdigit() or len(digits) > _LENGTH_DIGITS_MAX:
         return None
-    return SimpleHead(status, match[2], headers, length, keep_alive)
+    return SimpleHead(head, int(digits))
 
 
 def request_head(method: str, target: str, headers: Headers, forwarded: Forwarded, *, upgrade: bool) -> bytes:

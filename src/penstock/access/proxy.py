@@ -140,8 +140,9 @@ class _Relay:
     def head(self, head: SimpleHead) -> None:
         """Begin; the head leaves together with the first of the body."""
         self.begun = True
-        framing = b"Connection: keep-alive\r\n" if self.keep_alive else b"Connection: close\r\n"
-        self._write(response_head(head.status, head.reason, head.headers, self._exchange.forwarded, framing))
+        correlation_id = self._exchange.forwarded.correlation_id.encode()
+        fate = b"keep-alive" if self.keep_alive else b"close"
+        self._write(b"%b\r\nX-Correlation-Id: %b\r\nConnection: %b\r\n\r\n" % (head.lines, correlation_id, fate))
 
     def body(self, data: bytes | memoryview) -> bool:
         """Go on."""

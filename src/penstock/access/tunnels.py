@@ -6,9 +6,11 @@ and on other gateways at their next check. A gateway never forwards what was for
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+import asyncpg
 from aiohttp import web
 from prometheus_client import Gauge
 
@@ -31,6 +33,8 @@ from penstock.wire.tunnel import FRAME_BYTES_MAX, Open, Target
 CHECK_S: Final = 2.0
 _HOLDER_KEPT_S: Final = 2.0
 _HOLDERS_KEPT_MAX: Final = 10_000
+#: The database cannot answer; the node comes back, and a row that is left behind is replaced then.
+_AWAY: Final = (Unavailable, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError, OSError)
 
 _log = logger(__name__)
 _held_gauge = Gauge("penstock_gateway_tunnels", "Nodes whose tunnel this gateway holds")
@@ -119,11 +123,13 @@ class Tunnels:
             node_id, certified = await self._nodes.admit(request, cut)
             with certified:
                 await self._hold(Held(node_id, new_id("tnl"), mux))
+        except _AWAY as error:
+            _log.warning("tunnel_refused", error=repr(error))
+            mux.close(Close.RESTARTING, "try again")
         except PenstockError as error:
             _log.info("tunnel_refused", detail=error.detail)
-            again = isinstance(error, Unavailable)
-            socket.close(Close.RESTARTING if again else Close.UNAUTHENTICATED, error.detail)
-            await mux.run()
+            mux.close(Close.UNAUTHENTICATED, error.detail)
+        await mux.run()
         return CLOSED
 
     async def _hold(self, held: Held) -> None:
@@ -153,8 +159,9 @@ class Tunnels:
         if self._held.get(held.node_id) is held:
             del self._held[held.node_id]
             _held_gauge.set(len(self._held))
-        async with self._db.read() as conn:
-            await store.drop(conn, held.tunnel_id)
+        with suppress(*_AWAY):
+            async with self._db.read() as conn:
+                await store.drop(conn, held.tunnel_id)
 
     async def _serve_peer(self, request: web.Request) -> web.StreamResponse:
         socket = accept(request, message_bytes_max=FRAME_BYTES_MAX)

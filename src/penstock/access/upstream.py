@@ -224,7 +224,6 @@ class Connection:
             self._handler.data_received(data)
             return
         self._left = head.length
-        self._over = not head.keep_alive
         self._relay.head(head)
         self._body(memoryview(data)[end + 4 :])
 

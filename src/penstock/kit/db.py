@@ -13,17 +13,17 @@ from typing import Any, Final, Protocol, TypeAlias
 import asyncpg
 import msgspec
 
-from penstock.kit.errors import Unavailable
+from penstock.kit.errors import PenstockError, Unavailable
 
 Row: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[Row]"
 _ACQUIRE_TIMEOUT_S: Final = 10.0
 #: The server is gone, going or not there yet.
 _AWAY: Final = (
-    asyncpg.PostgresConnectionError
-    | asyncpg.AdminShutdownError
-    | asyncpg.CrashShutdownError
-    | asyncpg.CannotConnectNowError
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
 )
 
 
@@ -105,26 +105,25 @@ class Database:
 
     async def take(self) -> Connection:
         """A connection for one use: an idle one, a new one, or the next that is given back."""
-        while True:
-            if self._idle:
-                conn = self._idle.pop()
-            elif self._room:
-                return await self._open()
-            else:
-                conn = await self._next_in_line()
-            if conn is not None and not conn.is_closed():
+        while self._idle:
+            if not _gone(conn := self._idle.pop()):
                 return conn
-            if conn is not None:
-                await self.give_back(conn, clean=False)
+            await self.give_back(conn, clean=False)
+        try:
+            async with asyncio.timeout(_ACQUIRE_TIMEOUT_S):
+                while (conn := await (self._open() if self._room else self._next_in_line())) is None or _gone(conn):
+                    if conn is not None:
+                        await self.give_back(conn, clean=False)
+                return conn
+        except (OSError, *_AWAY) as error:  # a TimeoutError is an OSError
+            raise _unreachable() from error
 
     async def _open(self) -> Connection:
         self._room -= 1
         try:
-            return await self._pool.acquire(timeout=_ACQUIRE_TIMEOUT_S)
-        except BaseException as error:
-            self._room += 1
-            if isinstance(error, OSError | TimeoutError | _AWAY):
-                raise _unreachable() from error
+            return await self._pool.acquire()
+        except BaseException:
+            self._make_room()
             raise
 
     async def _next_in_line(self) -> "Connection | None":
@@ -132,24 +131,30 @@ class Database:
         turn: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            async with asyncio.timeout(_ACQUIRE_TIMEOUT_S):
-                return await turn
-        except BaseException as error:
-            if turn.done() and not turn.cancelled() and (conn := turn.result()) is not None:
-                await self.give_back(conn, clean=True)
-            if isinstance(error, TimeoutError):
-                raise _unreachable() from error
+            return await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self._pass_on(turn.result())
             raise
 
     async def give_back(self, conn: Connection, *, clean: bool) -> None:
         """To the next in line; a connection that was not used well is cleaned or closed first."""
-        if clean and not conn.is_closed():
-            if not self._hand_over(conn):
-                self._idle.append(conn)
+        if clean and not _gone(conn):
+            self._pass_on(conn)
             return
-        await self._pool.release(conn)
+        try:
+            await self._pool.release(conn)
+        finally:
+            self._make_room()
+
+    def _make_room(self) -> None:
         self._room += 1
         self._hand_over(None)
+
+    def _pass_on(self, conn: "Connection | None") -> None:
+        """Nothing that was taken or offered is lost: to the next in line, or to the idle ones."""
+        if not self._hand_over(conn) and conn is not None:
+            self._idle.append(conn)
 
     def _hand_over(self, conn: "Connection | None") -> bool:
         while self._waiting:
@@ -182,9 +187,18 @@ class _Lease:
         return self._conn
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        await self._db.give_back(self._conn, clean=kind is None)
-        if isinstance(error, _AWAY) or (isinstance(error, asyncpg.InterfaceError) and self._conn.is_closed()):
+        # Only what went wrong in Postgres can have left the session unclean; our own refusals cannot.
+        await self._db.give_back(self._conn, clean=kind is None or issubclass(kind, PenstockError))
+        if isinstance(error, _AWAY) or (isinstance(error, asyncpg.InterfaceError) and _gone(self._conn)):
             raise _unreachable() from error
+
+
+def _gone(conn: Connection) -> bool:
+    """Whether the server has dropped it. The library detaches what it lost, and then refuses even the question."""
+    try:
+        return conn.is_closed()
+    except asyncpg.InterfaceError:
+        return True
 
 
 def _unreachable() -> Unavailable:
@@ -203,7 +217,7 @@ async def connect(
         command_timeout=30,
         max_inactive_connection_lifetime=300,
         init=_prepare,
-        reset=_keep,
+        reset=_clean,
         server_settings={"application_name": name, "jit": "off"},
     )
     database = Database(pool, publish_hint)
@@ -219,8 +233,9 @@ async def _prepare(conn: "asyncpg.Connection[Row]") -> None:
     )
 
 
-async def _keep(_: "asyncpg.Connection[Row]") -> None:
-    """Sessions hold no state of ours past its use, so a connection needs no round trip to be cleaned of it."""
+async def _clean(conn: "asyncpg.Connection[Row]") -> None:
+    """Connections come here only when their use ended badly: advisory locks are all that a session can still hold."""
+    await conn.execute("select pg_advisory_unlock_all()")
 
 
 def _encode_jsonb(value: object) -> bytes:

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from nats.errors import MaxPayloadError
 from nats.js.api import PubAck
-from nats.js.errors import APIError
+from nats.js.errors import APIError, ServerError, ServiceUnavailableError
 from prometheus_client import Counter, Gauge, Histogram
 
 from penstock.kit.bus import EVENTS, Bus
@@ -131,7 +131,25 @@ class Relay:
                 for future in futures:
                     if isinstance(future, asyncio.Future):
                         await future
-        return [await self._outcome(row, future) for row, future in zip(rows, futures, strict=True)]
+        return await self._outcomes(rows, futures)
+
+    async def _outcomes(
+        self, rows: Sequence[Row], futures: "Sequence[asyncio.Future[PubAck] | Exception]"
+    ) -> list[Exception | None]:
+        """None when acknowledged. A pipelined publish never tells of a refusal; asked again alone, the server does.
+        Where the server is silent, the rest is left for the next pass."""
+        outcomes: list[Exception | None] = []
+        silent: Exception | None = None
+        for row, future in zip(rows, futures, strict=True):
+            if isinstance(future, Exception):
+                outcomes.append(future)
+            elif future.done() and not future.cancelled():
+                outcomes.append(None)
+            else:
+                future.cancel()
+                outcomes.append(silent or await self._confirm(row))
+                silent = outcomes[-1] if isinstance(outcomes[-1], TimeoutError) else None
+        return outcomes
 
     async def _send(self, row: Row) -> "asyncio.Future[PubAck] | Exception":
         try:
@@ -147,13 +165,7 @@ class Relay:
         except Exception as error:  # noqa: BLE001 (one row's failure is that row's outcome)
             return error
 
-    async def _outcome(self, row: Row, future: "asyncio.Future[PubAck] | Exception") -> Exception | None:
-        """None when acknowledged. A pipelined publish never tells of a refusal; asked again alone, the server does."""
-        if isinstance(future, Exception):
-            return future
-        if future.done() and not future.cancelled():
-            return None
-        future.cancel()
+    async def _confirm(self, row: Row) -> Exception | None:
         try:
             await self._bus.js.publish(
                 subjects.event(row["type"]),
@@ -188,7 +200,7 @@ async def _mark(conn: Reader, sent: list[Row]) -> None:
 
 async def _record_refusal(conn: Reader, row: Row, error: Exception) -> None:
     """Count what the server refused for good; an outage counts for nothing."""
-    if not isinstance(error, APIError | MaxPayloadError):
+    if not isinstance(error, APIError | MaxPayloadError) or isinstance(error, ServerError | ServiceUnavailableError):
         _log.info("publish_deferred", event_id=row["event_id"], error=repr(error))
         return
     _refused.inc()

@@ -247,7 +247,8 @@ class TunnelSocket(asyncio.BufferedProtocol):
             if not self._closing and self._receiver is not None:
                 self._receiver.message(payload)
         elif first == _FINAL | _PING and len(payload) < 126:
-            self._transport.write(self._frame(_PONG, len(payload)) + bytes(payload))
+            if not self.full:
+                self._transport.write(self._frame(_PONG, len(payload)) + bytes(payload))
         elif first == _FINAL | _CLOSE:
             code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else NORMAL
             self.close_code = self.close_code or code

@@ -19,7 +19,8 @@ from _collections_abc import Callable
 VERSION = b"1"
 _PACKET_BYTES_MAX = 256 << 10
 _LOG_CHUNK_BYTES = 32 << 10
-_LOG_BACKLOG_BYTES = 256 << 10
+_LOG_BACKLOG_BYTES = 1 << 20
+_LAST_READS_MAX = 64
 _OUTGOING_MAX = 1024
 _SYN_RETRIES = 2
 _SIGKILL, _SIGPIPE, _SIGTERM, _SIGCHLD, _SIGXFSZ = 9, 13, 15, 17, 25
@@ -39,6 +40,7 @@ class Init:
         self.children: dict[int, bytes] = {}
         self.logs: list[tuple[bytes, bytes]] = []
         self.log_bytes = self.log_dropped = 0
+        self.outputs: list[tuple[bytes, int]] = []
         self.main = (b"none", b"0", b"0")
         self.stopping = False
 
@@ -114,7 +116,7 @@ class Init:
             message, descriptors = self.outgoing[0] if self.outgoing else (b"", [])
             if not message:
                 stream, chunk = self.logs[0]
-                message = b"\0".join((b"log", stream, b"%d" % self.log_dropped, chunk))
+                message = b"\0".join((b"log", stream, b"%d" % self.log_dropped, chunk)) if stream else chunk
             packed = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in descriptors)
             rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if descriptors else []
             try:
@@ -152,7 +154,8 @@ class Init:
         if not packet:
             self.disconnect()
             return
-        descriptors = [d for _, kind, payload in ancillary if kind == _socket.SCM_RIGHTS for d in unpack(payload)]
+        packed = b"".join(payload for _, kind, payload in ancillary if kind == _socket.SCM_RIGHTS)
+        descriptors = [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4)]
         fields = packet.split(b"\0")
         try:
             self.act(fields[0], fields[1], fields[2:], descriptors)
@@ -211,8 +214,8 @@ class Init:
         attempt.close()
         if again:
             self.connect(request, port, _socket.AF_INET6)
-        else:
-            self.send(b"error", request, b"%d" % code, os.strerror(code).encode())
+            return
+        self.send(b"error", request, b"%d" % code, os.strerror(code).encode())
 
     def start_main(self, command: list[bytes]) -> None:
         """Start the unit's own command with its output on pipes that we read."""
@@ -229,30 +232,32 @@ class Init:
         close_all([sink, out_write, err_write])
         self.children[pid] = b"main"
         self.main = (b"running", b"0", b"0")
-        for stream, descriptor in ((b"stdout", out_read), (b"stderr", err_read)):
+        self.outputs = [(b"stdout", out_read), (b"stderr", err_read)]
+        for stream, descriptor in self.outputs:
             os.set_blocking(descriptor, False)
             self.watch(descriptor, select.POLLIN, lambda _, s=stream, d=descriptor: self.read_log(s, d))
 
-    def read_log(self, stream: bytes, descriptor: int) -> None:
-        """Take output, so that the command never waits for us."""
+    def read_log(self, stream: bytes, descriptor: int) -> bool:
+        """Take output, so that the command never waits for us; whether there was any."""
         try:
             chunk = os.read(descriptor, _LOG_CHUNK_BYTES)
         except BlockingIOError:
-            return
+            return False
         if not chunk:
+            self.outputs.remove((stream, descriptor))
             self.unwatch(descriptor)
             os.close(descriptor)
+            return False
         self.keep_log(stream, chunk)
+        return True
 
     def keep_log(self, stream: bytes, chunk: bytes) -> None:
         """Keep output until the agent takes it; the oldest goes first when there is too much."""
-        if chunk:
-            self.logs.append((stream, chunk))
-            self.log_bytes += len(chunk)
+        self.logs.append((stream, chunk))
+        self.log_bytes += len(chunk)
         while self.log_bytes > _LOG_BACKLOG_BYTES:
-            lost = len(self.logs.pop(0)[1])
-            self.log_bytes -= lost
-            self.log_dropped += lost
+            self.log_dropped += len(self.logs[0][1])
+            self.log_bytes -= len(self.logs.pop(0)[1])
 
     def reap(self) -> bool:
         """Collect whatever has ended; whether any child is left."""
@@ -272,10 +277,15 @@ class Init:
         signalled = os.WIFSIGNALED(status)
         code = 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
         ending = (b"%d" % code, b"%d" % signalled)
-        if name == b"main":
-            self.main = (b"exited", *ending)
-            self.signal_everyone(_SIGKILL)
-        self.send(b"exit", name, *ending)
+        if name != b"main":
+            self.send(b"exit", name, *ending)
+            return
+        self.main = (b"exited", *ending)
+        self.signal_everyone(_SIGKILL)
+        for stream, descriptor in list(self.outputs):
+            any(not self.read_log(stream, descriptor) for _ in range(_LAST_READS_MAX))
+        # In the queue of the output, so that the end is told after the last of it.
+        self.keep_log(b"", b"\0".join((b"exit", name, *ending)))
 
     def signal_everyone(self, number: int) -> None:
         """Signal every process of the unit but this one. Without a pid namespace only our own children are ours."""
@@ -340,11 +350,6 @@ def signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def unpack(payload: bytes) -> list[int]:
-    """The descriptors in an SCM_RIGHTS payload."""
-    return [int.from_bytes(payload[at : at + 4], sys.byteorder) for at in range(0, len(payload) - 3, 4)]
 
 
 def close_all(descriptors: list[int]) -> None:

@@ -215,6 +215,7 @@ class Units:
         """Stop a unit and prove it gone; a unit that is not here is proved to have left nothing."""
         unit = self._units.get(request.unit_id) or Unit(self._absent(request.unit_id))
         if unit.record.unit_id in self._units:
+            self._stop_watching(unit)
             await self._note(unit, state=UnitState.STOPPING)
             await self._ask_to_end(unit, min(max(0.0, request.grace_s), _STOP_GRACE_S_MAX))
         return await self._remove(unit, request.gpu_uuids or unit.record.gpu_uuids)
@@ -231,9 +232,7 @@ class Units:
             await procfs.ended(unit.record.init_pid, unit.record.init_started, timeout_s=grace_s)
 
     async def _remove(self, unit: Unit, gpu_uuids: Sequence[str]) -> CleanupProof:
-        if unit.watcher is not None:
-            unit.watcher.cancel()
-            unit.watcher = None
+        self._stop_watching(unit)
         if unit.control is not None:
             unit.control.close()
             unit.control = None
@@ -321,6 +320,12 @@ class Units:
             pass
         await self._ended(unit)
 
+    def _stop_watching(self, unit: Unit) -> None:
+        """An end that was asked for is not an exit to report."""
+        if unit.watcher is not None:
+            unit.watcher.cancel()
+            unit.watcher = None
+
     async def _ended(self, unit: Unit) -> None:
         """Init is gone, and with it everything in the unit. Its files stay until it is stopped."""
         self._to_reap.add(unit.record.init_pid)
@@ -356,9 +361,6 @@ class Units:
         if dropped:
             self._forward(lines.feed(f"\n[{dropped} bytes dropped]\n".encode()))
         self._forward(lines.feed(chunk))
-        if unit.record.exit_code is not None:
-            # The end was told before this last output, so nothing will complete its last line.
-            self._forward(lines.end())
 
     def _forward(self, lines: Sequence[LogLine]) -> None:
         for line in lines:

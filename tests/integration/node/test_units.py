@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import shutil
+import tempfile
+import venv
 from pathlib import Path
 
 import pytest
@@ -287,3 +290,20 @@ async def test_twenty_units_start_at_once(host: Host) -> None:
     assert len(set(started)) == 20
     outputs = await asyncio.gather(*(host.run(unit_id, "hostname") for unit_id in started))
     assert [ran.out.strip().replace("-", "_") for ran in outputs] == list(started)
+
+
+async def test_a_runtime_below_tmp_is_still_seen(node_folder: Path) -> None:
+    """As in a clone of the project below /tmp, which units see their own folder as."""
+    place = Path(tempfile.mkdtemp(prefix="penstock-tenant-", dir="/tmp"))
+    try:
+        venv.create(place / "tenant", symlinks=True, with_pip=False)
+        host = Host.open(node_folder, place / "tenant")
+        unit_id = await host.start()
+        ran = await host.python(unit_id, "import sys; print(sys.prefix)")
+        assert ran.out.strip() == str(place / "tenant")
+        assert (await host.run(unit_id, "sh", "-c", "echo x > /tmp/made && rm /tmp/made")).code == 0
+        assert (await host.run(unit_id, "touch", str(place / "tenant" / "made"))).code != 0
+        await host.units.stop_all(0)
+        await host.close()
+    finally:
+        shutil.rmtree(place)

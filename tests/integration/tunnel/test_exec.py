@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
-from integration.tunnel.stage import World
+from integration.tunnel.stage import World, error_of
 from penstock.identity.model import Role
 
 
@@ -193,6 +193,16 @@ async def test_who_may_not_gets_the_close_code_of_the_reason(world: World, http:
         assert (note["code"], code) == ("access.not_active", 4409)
 
 
-async def test_plain_request_is_told_to_upgrade(world: World, http: aiohttp.ClientSession) -> None:
-    async with http.get(url(world), headers=world.headers) as answer:
-        assert answer.status == 426
+async def test_bad_handshakes_are_refused_in_the_envelope(world: World, http: aiohttp.ClientSession) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    cases = [
+        ({}, 426),
+        (upgrade | {"Sec-WebSocket-Version": "12"}, 426),
+        (upgrade | {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "short"}, 400),
+    ]
+    for headers, status in cases:
+        async with http.get(url(world), headers=world.headers | headers) as answer:
+            assert answer.status == status
+            error_of(await answer.json())
+            if status == 426:
+                assert answer.headers["Sec-WebSocket-Version"] == "13"

@@ -1,0 +1,90 @@
+"""Connections are never lost: whatever happens to them, to Postgres or to their users."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from penstock.kit import db
+from penstock.kit.db import Database
+from penstock.kit.errors import Conflict, Unavailable
+
+MAX = 3
+
+
+@pytest.fixture
+async def few(database_url: str) -> AsyncIterator[Database]:
+    async with db.connect(database_url, lambda _subject, _payload: None, connections_max=MAX) as connected:
+        yield connected
+
+
+async def use(database: Database, seconds: float = 0.0) -> int:
+    async with database.read() as conn:
+        return await conn.fetchval("select 1 from pg_sleep($1)", seconds)
+
+
+async def warm(database: Database) -> None:
+    await asyncio.gather(*(use(database, 0.05) for _ in range(MAX)))
+
+
+async def terminate_all(database_url: str) -> None:
+    conn = await asyncpg.connect(database_url)
+    await conn.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
+        " and pid <> pg_backend_pid()"
+    )
+    await conn.close()
+
+
+async def all_work(database: Database) -> None:
+    """As many uses at once as there are connections, and no more wait than must."""
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*(use(database, 0.01) for _ in range(MAX * 4))) == [1] * (MAX * 4)
+    assert len(database._idle) + database._room == MAX
+
+
+async def test_idle_connections_that_the_server_dropped_are_replaced(few: Database, database_url: str) -> None:
+    await warm(few)
+    await terminate_all(database_url)
+    await asyncio.sleep(0.1)
+    await all_work(few)
+
+
+async def test_a_connection_dropped_in_use_is_unavailable_and_replaced(few: Database, database_url: str) -> None:
+    uses = [asyncio.create_task(use(few, 5)) for _ in range(MAX)]
+    await asyncio.sleep(0.3)
+    await terminate_all(database_url)
+    outcomes = await asyncio.gather(*uses, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * MAX
+    await all_work(few)
+
+
+async def test_cancelled_users_and_waiters_lose_nothing(few: Database) -> None:
+    for round_number in range(20):
+        tasks = [asyncio.create_task(use(few, 0.2)) for _ in range(MAX * 3)]
+        await asyncio.sleep(0.005 * (round_number % 5))
+        for task in tasks:
+            task.cancel()
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await all_work(few)
+
+
+async def test_our_own_refusals_keep_the_connection(few: Database) -> None:
+    await warm(few)
+    with pytest.raises(Conflict):
+        async with few.transaction():
+            raise Conflict("no")
+    assert len(few._idle) == MAX
+    await all_work(few)
+
+
+async def test_session_locks_do_not_outlive_a_use_that_failed(few: Database) -> None:
+    with pytest.raises(asyncpg.PostgresError):
+        async with few.read() as conn:
+            await conn.execute("select pg_advisory_lock(1, 2); select 1 / 0")
+    async with few.read() as conn:
+        assert await conn.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
