@@ -11,7 +11,13 @@ from typing import Any
 
 import pytest
 
-from chaos.invariants import events_are_complete_and_in_order, everything_ended, no_unit_is_left
+from chaos.invariants import (
+    events_are_complete_and_in_order,
+    everything_ended,
+    no_unit_is_left,
+    sandboxes,
+    unit_folders,
+)
 from e2e.cloud import Cloud
 from penstock import AsyncClient
 from penstock.sdk.errors import SdkError
