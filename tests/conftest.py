@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -19,6 +20,10 @@ from penstock.kit import bus, db
 from penstock.kit.bus import EVENTS, Bus
 from penstock.kit.db import Database
 from penstock.kit.migrate import migrate
+
+
+# A run in the background may have been started with Ctrl-C ignored, which children inherit; ours must be interruptible.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -2,15 +2,19 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import typer
 
 from penstock.cli.app import ENTRIES, app, run
+from penstock.cli.errors import CliError
 from penstock.cli.lazy import Entry
 from penstock.cli.local import data_folder
 from penstock.cli.session import Session, command, group
 
+_TOKEN: Final = "PENSTOCK_AGENT_ENROLMENT_TOKEN"  # noqa: S105 (a name)
+_TOKEN_CHARACTERS_MAX: Final = 1024
 _PROCESSES: Final = {
     "up": "Start the whole cloud here.",
     "down": "Stop the local cloud.",
@@ -50,7 +54,7 @@ def _nodes() -> typer.Typer:
     command(
         loaded,
         "join",
-        example="penstock node join --api https://cloud.example --token ent_… --name rack1-host7",
+        example="penstock node join --api https://cloud.example --name rack1-host7 --token - < token.txt",
     )(_join)
     return loaded
 
@@ -58,19 +62,33 @@ def _nodes() -> typer.Typer:
 def _join(
     session: Session,
     api: Annotated[str, typer.Option("--api", help="The API's address.")],
-    token: Annotated[str, typer.Option("--token", help="The token that `penstock node enroll` printed.")],
     name: Annotated[str, typer.Option("--name", help="The node's name.")],
+    token: Annotated[
+        str,
+        typer.Option(
+            "--token",
+            help=f"The token that `penstock node enroll` made; - reads it from standard input. Default: ${_TOKEN}.",
+        ),
+    ] = "",
 ) -> None:
     """Make this host a node, and serve as one until stopped."""
     environ = {
         "PENSTOCK_AGENT_DATA_DIR": str(data_folder(session.flags.data, session.environ) / "node"),
         **session.environ,
         "PENSTOCK_API_URL": api,
-        "PENSTOCK_AGENT_ENROLMENT_TOKEN": token,
+        _TOKEN: _token(token, session.environ),
         "PENSTOCK_AGENT_NODE_NAME": name,
     }
     arguments = [sys.executable, "-P", "-m", "penstock.command", "serve", "agent"]
     os.execve(sys.executable, arguments, environ)  # noqa: S606 - no shell is wanted
+
+
+def _token(given: str, environ: Mapping[str, str]) -> str:
+    """The token, preferably from where other users of the host do not see it."""
+    token = sys.stdin.readline(_TOKEN_CHARACTERS_MAX).strip() if given == "-" else given or environ.get(_TOKEN, "")
+    if not token:
+        raise CliError(f"a token is needed: set {_TOKEN}, or say --token", field="token")
+    return token
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class Deadlines:
 
     requested_s: float = 120
     provisioning_s: float = 120
-    releasing_s: float = 300
+    releasing_s: float = 900
 
     def of(self, state: State) -> float | None:
         """Seconds for `state`; none for states at rest."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.kit.db import Tx
+from penstock.kit.db import Reader, Tx
 
 
 class Funds(Protocol):
@@ -23,6 +23,14 @@ class Slots(Protocol):
 
     async def unblock(self, tx: Tx, slot_ids: Sequence[str]) -> None:
         """They were proved clean after all; those that are not blocked stay as they are."""
+        ...
+
+
+class Projects(Protocol):
+    """Identity's projects."""
+
+    async def exists(self, conn: Reader, project_id: str) -> bool:
+        """Whether there is such a project."""
         ...
 
 

@@ -11,8 +11,9 @@ from litestar.params import QueryParameter
 
 from penstock.compute import schemas
 from penstock.compute.model import Limits, State
-from penstock.compute.ports import Funds
+from penstock.compute.ports import Funds, Projects
 from penstock.compute.service import catalogue, read
+from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
 from penstock.compute.service.read import Filter
 from penstock.compute.service.release import Release
@@ -28,11 +29,15 @@ _SLUG: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABELS_MAX: Final = 16
 
 
-def router(funds: Funds, db: Database, *, limits: Limits, gateway_url: str) -> Router:
+def router(funds: Funds, projects: Projects, db: Database, *, limits: Limits, gateway_url: str) -> Router:
     """All routes of compute, below /api/v1."""
     return Router(
         path="/",
-        route_handlers=[*_allocation_routes(funds, db, limits, gateway_url), *_catalogue_routes(db, limits)],
+        route_handlers=[
+            *_allocation_routes(funds, db, limits, gateway_url),
+            *_sku_routes(db),
+            *_quota_routes(Quotas(projects, limits), db),
+        ],
         tags=["compute"],
     )
 
@@ -97,7 +102,7 @@ def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: 
     return [create_allocation, list_allocations, get_allocation, update_allocation, release_allocation]
 
 
-def _catalogue_routes(db: Database, limits: Limits) -> Sequence[HTTPRouteHandler]:
+def _sku_routes(db: Database) -> Sequence[HTTPRouteHandler]:
     @get("/skus", operation_id="listSkus")
     async def list_skus(caller: Caller, page: PageQuery) -> rest.Page[rest.Sku]:
         """The offers."""
@@ -122,21 +127,25 @@ def _catalogue_routes(db: Database, limits: Limits) -> Sequence[HTTPRouteHandler
         async with db.transaction() as tx:
             return schemas.sku(await catalogue.put_offer(tx, caller, name, data))
 
+    return [list_skus, get_sku, put_sku]
+
+
+def _quota_routes(quotas: Quotas, db: Database) -> Sequence[HTTPRouteHandler]:
     @get("/projects/{project_id:str}/quota", operation_id="getQuota")
     async def get_quota(caller: Caller, project_id: str) -> rest.Quota:
         """The project's limit and use."""
         wanted = http.path_id("prj", project_id)
         async with db.read() as conn:
-            return schemas.quota(await catalogue.quota(conn, caller, wanted, limits))
+            return schemas.quota(await quotas.read(conn, caller, wanted))
 
     @put("/projects/{project_id:str}/quota", operation_id="putQuota")
     async def put_quota(caller: Caller, project_id: str, data: rest.QuotaPut) -> rest.Quota:
         """Set the project's limit; operators only."""
         wanted = http.path_id("prj", project_id)
         async with db.transaction() as tx:
-            return schemas.quota(await catalogue.put_quota(tx, caller, wanted, data, limits))
+            return schemas.quota(await quotas.put(tx, caller, wanted, data))
 
-    return [list_skus, get_sku, put_sku, get_quota, put_quota]
+    return [get_quota, put_quota]
 
 
 def _text_cursor(page: PageQuery, kind: str) -> str | None:

@@ -29,6 +29,8 @@ from penstock.wire.rest import Enrolled, EnrolmentToken
 
 ENROL: Final = "enrol"
 RECOVER: Final = "recover"
+#: Where `penstock node join` looks for its token: arguments are seen by every user of a host.
+TOKEN_VARIABLE: Final = "PENSTOCK_AGENT_ENROLMENT_TOKEN"  # noqa: S105 (a name)
 #: Renewals do not revoke what they replace; this many may be good at once.
 CERTIFICATES_MAX: Final = 64
 
@@ -49,7 +51,7 @@ class Bucket:
         self._level = min(self._burst, self._level + (now - self._at) * self._per_s)
         self._at = now
         if self._level < 1:
-            raise TooMany(f"max {self._per_s:g} enrolments a second", retry_after_s=1)
+            raise TooMany(f"max {self._per_s:g} refused enrolments a second", retry_after_s=1)
         self._level -= 1
 
 
@@ -69,7 +71,7 @@ class Enrolment:
         self._authority = Authority.load(folder)
         self._addresses = addresses
         self._config = config
-        self._bucket = Bucket(per_s=20, burst=200)
+        self._refusals = Bucket(per_s=20, burst=200)
 
     async def create_token(self, tx: Tx, caller: Caller, *, node_name: str, gpus_approved: int) -> EnrolmentToken:
         """Register the name and give out its token; asked again before it was used, the older token stops working."""
@@ -106,13 +108,17 @@ class Enrolment:
             node_name=node.name,
             kind=kind,
             expires_at=expires_at,
-            command=f"penstock node join --api {self._addresses.api_url} --token {token} --name {node.name}",
+            command=f"{TOKEN_VARIABLE}={token} penstock node join --api {self._addresses.api_url} --name {node.name}",
         )
 
     async def enrol(self, tx: Tx, *, token: str, node_name: str, csr_pem: str) -> Enrolled:
         """Exchange a token and a request for the node's certificate."""
-        self._bucket.take()
-        row = _usable(await certificates.find_token(tx, _digest(token)), node_name)
+        try:
+            row = _usable(await certificates.find_token(tx, _digest(token)), node_name)
+        except TokenRefused:
+            # Only guesses are counted: they must not keep out a host whose token is good.
+            self._refusals.take()
+            raise
         issued = self._authority.sign_csr(csr_pem, row.node_id, lives_s=self._config.certificate_s)
         # Whoever changes a node's tokens locks the node first.
         node = await node_rows.lock(tx, row.node_id)

@@ -109,9 +109,25 @@ async def last_heartbeat_at(conn: Reader, node_id: str) -> datetime | None:
     return node.last_heartbeat_at if node is not None else None
 
 
+async def answering(conn: Reader) -> list[str]:
+    """Nodes that answer, as far as is known."""
+    return await node_rows.ids_in(conn, *ANSWERING)
+
+
+async def silent_for(conn: Reader, node_id: str, *, longer_than_s: float) -> bool:
+    """Whether the node has not answered for longer than this."""
+    silent_s = await node_rows.silent_s(conn, node_id)
+    return silent_s is not None and silent_s > longer_than_s
+
+
 async def lost(conn: Reader) -> list[str]:
-    """Nodes that were given up or revoked: nothing on them can be stopped or proved."""
-    return await node_rows.ids_in(conn, NodeState.LOST)
+    """Nodes that were given up, revoked or retired: nothing on them can be stopped or proved."""
+    return await node_rows.ids_in(conn, NodeState.LOST, NodeState.RETIRED)
+
+
+async def retired(conn: Reader) -> list[str]:
+    """Nodes that are no more, and their slots with them: there is nothing left to prove."""
+    return await node_rows.ids_in(conn, NodeState.RETIRED)
 
 
 async def draining(conn: Reader) -> list[str]:

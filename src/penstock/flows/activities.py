@@ -2,6 +2,7 @@
 while a node is waited for."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -38,7 +39,10 @@ class Timing:
     """How long nodes have for their tasks."""
 
     start_s: float = 60.0
-    stop_s: float = 30.0
+    #: A stop ends with large folders deleted and GPUs scrubbed, each of which the node itself bounds by minutes.
+    stop_s: float = 600.0
+    #: A release waits so long for a node that does not answer; an undo does not.
+    silence_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +97,7 @@ class Activities:
         sent = await self._send(order, self._start)
         if not isinstance(sent, Sent):
             return sent
-        outcome = await self._wait(order, sent, until_overdue=True)
+        outcome = await self._wait(order, sent, silence_s=math.inf, until_overdue=True)
         if not isinstance(outcome, TaskOutcome):
             return outcome
         return _DONE if outcome.succeeded else Result(Verdict.FAILED, _why("the unit did not start", outcome))
@@ -102,13 +106,13 @@ class Activities:
     @translated
     async def undo_start(self, order: Order) -> Result:
         """Stop whatever was started. A node that does not answer is not waited for."""
-        return await self._stop_and_prove(order, wait_for_node=False)
+        return await self._stop_and_prove(order, silence_s=0.0)
 
     @activity.defn
     @translated
     async def stop_unit(self, order: Order) -> Result:
         """Stop the unit and have the node prove that nothing of it is left."""
-        return await self._stop_and_prove(order, wait_for_node=True)
+        return await self._stop_and_prove(order, silence_s=self._timing.silence_s)
 
     @activity.defn
     @translated
@@ -145,11 +149,11 @@ class Activities:
         async with self._db.transaction() as tx:
             return _moved(await self._moves.abandon(tx, order.allocation_id, order.fence, why=order.reason))
 
-    async def _stop_and_prove(self, order: Order, *, wait_for_node: bool) -> Result:
+    async def _stop_and_prove(self, order: Order, *, silence_s: float) -> Result:
         sent = await self._send(order, self._stop)
         if not isinstance(sent, Sent):
             return sent
-        outcome = await self._wait(order, sent, wait_for_node=wait_for_node)
+        outcome = await self._wait(order, sent, silence_s=silence_s)
         if not isinstance(outcome, TaskOutcome):
             return outcome
         problem = _unproved(outcome)
@@ -200,7 +204,7 @@ class Activities:
 
     async def _stop(self, tx: Tx, order: Order, found: Situation) -> Sent | Result:
         unit = found.allocation
-        if unit.node_id is None:
+        if unit.node_id is None or unit.node_id in await nodes.retired(tx):
             return _DONE
         task_id = await self._tasks.dispatch(
             tx,
@@ -215,9 +219,9 @@ class Activities:
         return Sent(task_id=task_id, node_id=unit.node_id)
 
     async def _wait(
-        self, order: Order, sent: Sent, *, until_overdue: bool = False, wait_for_node: bool = True
+        self, order: Order, sent: Sent, *, silence_s: float, until_overdue: bool = False
     ) -> TaskOutcome | Result:
-        """The task's outcome, or why it is no longer waited for."""
+        """The task's outcome, or why it is no longer waited for; a node may be silent for `silence_s`."""
         with self._outcomes.waiting(sent.task_id) as arrived:
             while True:
                 arrived.clear()
@@ -228,10 +232,10 @@ class Activities:
                 try:
                     await asyncio.wait_for(arrived.wait(), POLL_S)
                 except TimeoutError:
-                    if over := await self._given_up(order, sent, until_overdue, wait_for_node):
+                    if over := await self._given_up(order, sent, silence_s, until_overdue):
                         return over
 
-    async def _given_up(self, order: Order, sent: Sent, until_overdue: bool, wait_for_node: bool) -> Result | None:
+    async def _given_up(self, order: Order, sent: Sent, silence_s: float, until_overdue: bool) -> Result | None:
         """A second has passed: does the row still ask for this, and can the node still answer?"""
         async with self._db.read() as conn:
             pulse = await advance.pulse(conn, order.allocation_id)
@@ -239,10 +243,10 @@ class Activities:
                 return _STALE
             if until_overdue and pulse.overdue:
                 return Result(Verdict.FAILED, _LATE)
-            if not wait_for_node and not await nodes.reachable(conn, sent.node_id):
-                return Result(Verdict.HOPELESS, _UNREACHABLE)
             if sent.node_id in await nodes.lost(conn):
                 return Result(Verdict.HOPELESS, _LOST)
+            if await nodes.silent_for(conn, sent.node_id, longer_than_s=silence_s):
+                return Result(Verdict.HOPELESS, _UNREACHABLE)
         return None
 
 

@@ -12,21 +12,25 @@ class Outcomes:
     """Tells waiters that their task has a result."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, list[asyncio.Event]] = {}
 
     async def watch(self, bus: Bus) -> None:
         """Listen to hints about finished tasks."""
         await bus.on_hint(subjects.ALL_TASKS_DONE, self._arrived)
 
     async def _arrived(self, subject: str, _: bytes) -> None:
-        if event := self._waiting.get(subjects.last_token(subject)):
+        for event in self._waiting.get(subjects.last_token(subject), ()):
             event.set()
 
     @contextmanager
     def waiting(self, task_id: str) -> Iterator[asyncio.Event]:
-        """An event that is set when a hint about this task arrives. Several waiters may share one."""
-        event = self._waiting.setdefault(task_id, asyncio.Event())
+        """An event that is set when a hint about this task arrives. Each of several waiters has its own."""
+        event = asyncio.Event()
+        waiters = self._waiting.setdefault(task_id, [])
+        waiters.append(event)
         try:
             yield event
         finally:
-            self._waiting.pop(task_id, None)
+            waiters.remove(event)
+            if not waiters:
+                del self._waiting[task_id]

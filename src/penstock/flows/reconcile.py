@@ -58,7 +58,8 @@ class NodeKeeper:
     async def lost_nodes(self) -> None:
         """Nothing runs on a lost node; it is paid for until the last heartbeat."""
         async with self.db.read() as conn:
-            lost = [(node_id, await nodes.last_heartbeat_at(conn, node_id)) for node_id in await nodes.lost(conn)]
+            occupied = await self.watch.occupied(conn, await nodes.lost(conn))
+            lost = [(node_id, await nodes.last_heartbeat_at(conn, node_id)) for node_id in occupied]
         for node_id, ended_at in lost:
             async with self.db.transaction() as tx:
                 await self.release.node(tx, _ACTOR, node_id, "the node is lost", ended_at=ended_at)
@@ -86,12 +87,14 @@ class NodeKeeper:
                 await self._release(found.id, "the unit is gone from its node")
 
     async def failed_releases(self) -> None:
-        """Try again, ever more seldom, while the node answers."""
-        for found in await self.watch.unreleased():
-            async with self.db.read() as conn:
-                answers = await nodes.reachable(conn, found.node_id)
-            if answers:
-                await self._release(found.id, "trying again to release", only_if=State.RELEASE_FAILED)
+        """Try again, ever more seldom, while the node answers. On a retired node the release just ends."""
+        async with self.db.read() as conn:
+            due = await self.watch.unreleased(conn, await nodes.answering(conn))
+            over = await self.watch.unreleased(conn, await nodes.retired(conn), at_once=True)
+        for allocation_id in due:
+            await self._release(allocation_id, "trying again to release", only_if=State.RELEASE_FAILED)
+        for allocation_id in over:
+            await self._release(allocation_id, "the node is retired", only_if=State.RELEASE_FAILED)
 
     async def orphan_units(self) -> None:
         """Stop units that no living allocation owns."""

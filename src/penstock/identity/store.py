@@ -282,6 +282,13 @@ async def disable_principal(tx: Tx, principal_id: str) -> None:
     await tx.execute("update identity.principals set disabled_at = now() where id = $1", principal_id)
 
 
+async def remaining_s(tx: Tx, key_id: str) -> float | None:
+    """How long the key still works, counted from the start of the transaction; none for one that never expires."""
+    return await tx.fetchval(
+        "select extract(epoch from expires_at - now())::float8 from identity.keys where id = $1", key_id
+    )
+
+
 async def insert_key(
     tx: Tx,
     *,
@@ -292,7 +299,7 @@ async def insert_key(
     role: Role,
     principal_id: str,
     project_id: str,
-    expires_in_s: int | None,
+    expires_in_s: float | None,
 ) -> Key:
     """A new key, by its hash."""
     row = await tx.fetchrow(

@@ -29,11 +29,11 @@ STREAMS_PER_PROJECT_MAX: Final = 100
 
 _EVENTS: Final = """
 select tx::text as tx, seq, event_id, type, aggregate_id, version, project_id, correlation_id, occurred_at, payload
-  from kit.outbox
+  from kit.outbox o
  where (project_id = $1 or ($2 and project_id is null))
    and (tx, seq) {beyond} ($3::text::xid8, $4) and tx < pg_snapshot_xmin(pg_current_snapshot())
    and ($5::text is null or type = $5) and ($6::text is null or aggregate_id = $6)
- order by tx {order}, seq {order}
+ order by o.tx {order}, seq {order}
  limit $7
 """
 _OLDEST_FIRST: Final = _EVENTS.format(beyond=">", order="asc")

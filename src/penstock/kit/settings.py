@@ -32,6 +32,7 @@ SHARED: Final = frozenset(
         "log_format",
         "trusted_proxies",
         "allowed_origins",
+        "heartbeat_s",
     }
 )
 FILE_BYTES_MAX: Final = 1 << 20

@@ -25,7 +25,10 @@ def processes(record: UnitRecord) -> set[int]:
         # An agent may have died between the go and noting init's pid.
         for pid in procfs.children(record.pid) if procfs.alive(record.pid, record.started) else []:
             found.add(pid)
-        found.update(procfs.in_pid_namespace(record.pid_namespace))
+        # Only while its init lives: the kernel empties a namespace before its init is gone, and then gives the
+        # namespace's number to the next one, which may be another tenant's.
+        if procfs.alive(record.init_pid, record.init_started):
+            found.update(procfs.in_pid_namespace(record.pid_namespace))
     else:
         found.update(procfs.with_variable(f"PENSTOCK_UNIT={record.unit_id}"))
     groups = cgroups.members([Path(folder) for folder in record.groups])

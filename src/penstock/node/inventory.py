@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import pynvml
 
+from penstock.kit.errors import Unavailable
 from penstock.node import scrub
 from penstock.wire.link import GpuReport
 from penstock.wire.tasks import Gpu
@@ -112,11 +113,21 @@ class Nvidia:
         return all(results)
 
 
-def open_inventory(node_id: str, simulated_gpus: int) -> Inventory:
-    """Real GPUs if a driver answers, else simulated ones."""
+_NO_DRIVER: Final = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+
+def open_inventory(node_id: str, simulated_gpus: int, *, production: bool) -> Inventory:
+    """Real GPUs, or simulated ones where there is no driver. A driver that is there and fails is an error: simulated
+    GPUs would be rented out in place of real ones; and production never simulates."""
     try:
         return Nvidia()
-    except pynvml.NVMLError:
+    except pynvml.NVMLError as error:
+        absent = getattr(error, "value", None) in (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        )
+        if production or not absent:
+            raise Unavailable(f"the NVIDIA driver does not answer: {error}") from error
         return Simulated(node_id, simulated_gpus)
 
 

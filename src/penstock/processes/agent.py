@@ -75,7 +75,9 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     who = await _identify(settings, folder)
     structlog.contextvars.bind_contextvars(node_id=who.node_id)
     _expires.set(who.expires_at.timestamp())
-    inventory = await asyncio.to_thread(open_inventory, who.node_id, settings.simulated_gpus)
+    inventory = await asyncio.to_thread(
+        open_inventory, who.node_id, settings.simulated_gpus, production=settings.production
+    )
     journal = Journal(folder / "journal.db")
     stack.callback(journal.close)
     logs = Forwarder()

@@ -24,6 +24,7 @@ from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
 from penstock.identity import routes as identity_routes
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
+from penstock.identity.directory import Directory
 from penstock.kit import bus, db, feedroutes, http, openapi, process, serving, settings
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge
@@ -85,7 +86,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
     domains = [
         identity_routes.router(database, Occupancy()),
         fleet_routes.router(parts.enrolment, Claims(), database),
-        compute_routes.router(OpenFunds(), database, limits=limits, gateway_url=settings.gateway_url),
+        compute_routes.router(OpenFunds(), Directory(), database, limits=limits, gateway_url=settings.gateway_url),
         feedroutes.router(database, parts.live),
     ]
     return http.application(

@@ -70,6 +70,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: str | list[str] = ""
     idle_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
     upload_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 64 << 30
+    #: Told to nodes; the worker counts missed ones by the same setting.
+    heartbeat_s: Annotated[float, Meta(gt=0, le=300)] = 5
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "json"
@@ -112,8 +114,9 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     await process.serve_ops(stack, settings.ops_port)
     folder = Path(settings.pki_dir)
     gateway_id = new_id("gtw")
-    enrolment = Enrolment(folder, Addresses(api_url=settings.api_url, link_url=settings.link_url), Config())
-    links = LinkServer(database, nats_bus, enrolment, gateway_id=gateway_id, address=settings.address, config=Config())
+    config = Config(heartbeat_s=settings.heartbeat_s)
+    enrolment = Enrolment(folder, Addresses(api_url=settings.api_url, link_url=settings.link_url), config)
+    links = LinkServer(database, nats_bus, enrolment, gateway_id=gateway_id, address=settings.address, config=config)
     peers = Peers(_peer_tls(folder))
     stack.push_async_callback(peers.close)
     tunnels = Tunnels(database, NodeCertificates(links.peers), peers, gateway_id=gateway_id, address=settings.address)

@@ -43,9 +43,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     temporal_namespace: str = "default"
     database_connections_max: Annotated[int, Meta(ge=4, le=200)] = 20
     provisioning_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 120
-    releasing_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 300
+    releasing_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 900
     unit_start_s: Annotated[float, Meta(gt=0, le=3600)] = 60
-    unit_stop_s: Annotated[float, Meta(gt=0, le=3600)] = 30
+    unit_stop_s: Annotated[float, Meta(gt=0, le=1000)] = 600
     heartbeat_s: Annotated[float, Meta(gt=0, le=300)] = 5
     node_lost_after_s: Annotated[float, Meta(gt=0, le=86_400)] = 600
     saga_idle_s: Annotated[float, Meta(gt=0, le=3600)] = 15

@@ -206,3 +206,13 @@ async def test_an_event_that_commits_late_is_not_missed(database: Database, data
     await transaction.commit()
     await slow.close()
     assert await read(feed.START) == ["slow", "quick"]
+
+
+async def test_transactions_are_ordered_as_numbers_not_as_text(database: Database) -> None:
+    async with database.transaction() as tx:
+        for name, number in (("second", "10"), ("first", "9"), ("third", "100")):
+            await append(tx, _event(name))
+            await tx.execute("update kit.outbox set tx = $1::text::xid8 where aggregate_id = $2", number, name)
+    async with database.read() as conn:
+        found = await feed.read_events(conn, _caller("prj_default"), EventFilter(), feed.START, 10)
+    assert [event.aggregate_id for event in found] == ["first", "second", "third"]

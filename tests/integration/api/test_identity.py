@@ -5,6 +5,8 @@ import time
 
 import asyncpg
 
+from penstock.kit.ids import new_id
+
 from .conftest import Api, People, made, person
 
 
@@ -121,6 +123,25 @@ async def test_an_expired_key_stops_and_its_secret_is_never_kept(api: Api, peopl
     await conn.execute("update identity.keys set expires_at = now() where id = $1", created["key"]["id"])
     await conn.close()
     assert (await api.call("GET", "/whoami", key=created["secret"])).status == 401
+
+
+async def test_a_key_does_not_outlive_the_key_it_was_made_with(api: Api, people: People) -> None:
+    body = {"name": "short", "role": "owner", "expires_in_s": 600}
+    parent = (await api.call("POST", "/keys", key=people.owner.key, json=body)).json
+    longer = await api.call("POST", "/keys", key=parent["secret"], json={**body, "expires_in_s": 3600})
+    assert (longer.status, longer.error["code"]) == (403, "identity.scope_exceeds_caller")
+    assert longer.error["field"] == "expires_in_s"
+    shorter = await api.call("POST", "/keys", key=parent["secret"], json={**body, "expires_in_s": 60})
+    assert shorter.json["key"]["expires_at"] < parent["key"]["expires_at"]
+    silent = await api.call("POST", "/keys", key=parent["secret"], json={"name": "child", "role": "viewer"})
+    assert silent.json["key"]["expires_at"] == parent["key"]["expires_at"]
+
+
+async def test_a_quota_is_for_a_project_that_exists(api: Api, people: People) -> None:
+    known, unknown = f"/projects/{people.owner.project_id}/quota", f"/projects/{new_id('prj')}/quota"
+    assert (await api.call("PUT", known, json={"gpus_max": 3})).json["gpus_max"] == 3
+    assert (await api.call("PUT", unknown, json={"gpus_max": 3})).status == 404
+    assert (await api.call("GET", unknown)).status == 404
 
 
 async def test_a_deleted_service_accounts_keys_are_out(api: Api, people: People) -> None:

@@ -11,6 +11,7 @@ from penstock.compute.ports import OpenFunds
 from penstock.compute.routes import router
 from penstock.kit import http
 from penstock.kit.caller import Caller
+from penstock.kit.db import Reader
 from penstock.kit.edge import Edge
 from penstock.kit.errors import Unauthenticated
 from penstock.kit.ids import new_id
@@ -34,10 +35,18 @@ class Keys:
         return caller
 
 
+class OneProject:
+    """There is one project."""
+
+    async def exists(self, conn: Reader, project_id: str) -> bool:
+        """Whether it is that one."""
+        return project_id == OWNER.project_id
+
+
 @pytest.fixture
 async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """The owner's client."""
-    routes = router(OpenFunds(), world.db, limits=LIMITS, gateway_url="http://gateway/")
+    routes = router(OpenFunds(), OneProject(), world.db, limits=LIMITS, gateway_url="http://gateway/")
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=Edge(http.application([routes], Keys()))),  # pyright: ignore[reportArgumentType]
         base_url="http://test",
@@ -193,3 +202,6 @@ async def test_quotas_are_seen_by_their_project_and_set_by_operators(world: Worl
     assert put.json() == expected | {"gpus_max": 1}
     over = await client.post("/allocations", json={"sku": "g1.1"})
     assert (over.status_code, over.json()["error"]["code"]) == (429, "compute.quota_exceeded")
+    unknown = f"/projects/{new_id('prj')}/quota"
+    assert (await client.put(unknown, json={"gpus_max": 1}, headers=as_("operator"))).status_code == 404
+    assert (await client.get(unknown, headers=as_("operator"))).status_code == 404

@@ -1,6 +1,7 @@
 """A token works once, for its node, for ten minutes; certificates are renewed with themselves and revoked at once."""
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from cryptography import x509
 from integration.fleet.agent import Agent, new_key, request_for
 from integration.fleet.conftest import Connect, Enrol, Gateway
 from penstock.fleet.enrolment import CERTIFICATES_MAX, Addresses, Enrolment
-from penstock.fleet.errors import BadRequest, IllegalMove, NameTaken, TokenRefused
+from penstock.fleet.errors import BadRequest, IllegalMove, NameTaken, TokenRefused, TooMany
 from penstock.fleet.model import Config
 from penstock.fleet.nodes import Nodes
 from penstock.fleet.sweeper import Sweeper
@@ -63,7 +64,9 @@ async def test_the_answer_is_the_node_of_the_token(
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [name.value for name in names] == [f"penstock://node/{token.node_id}"]
     assert len(enrolled.task_keys) == 1
-    assert token.command == f"penstock node join --api http://api.example --token {token.token} --name n1"
+    given, _, command = token.command.partition(" ")
+    assert given == f"PENSTOCK_AGENT_ENROLMENT_TOKEN={token.token}"
+    assert command == "penstock node join --api http://api.example --name n1", "arguments are seen by everyone"
 
 
 async def test_only_the_digest_of_a_token_is_kept(database: Database, token: EnrolmentToken) -> None:
@@ -91,6 +94,19 @@ async def test_a_refused_request_changes_nothing(
     assert await count(database, "fleet.nodes where state = 'pending' and version = 1") == 1
     if bad != "expired":
         assert (await use(database, enrolment, token.token)).node_id == token.node_id
+
+
+async def test_guesses_are_bounded_and_do_not_keep_a_good_token_out(
+    database: Database, enrolment: Enrolment, token: EnrolmentToken
+) -> None:
+    async def guess() -> None:
+        while True:
+            with contextlib.suppress(TokenRefused):
+                await use(database, enrolment, "ent_guess")
+
+    with pytest.raises(TooMany):
+        await asyncio.wait_for(guess(), 20)
+    assert (await use(database, enrolment, token.token)).node_id == token.node_id
 
 
 async def test_a_used_token_is_refused(database: Database, enrolment: Enrolment, token: EnrolmentToken) -> None:

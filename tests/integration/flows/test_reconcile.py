@@ -4,11 +4,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from conftest import Servers
 from integration.compute.stage import World
 from integration.flows.fakenode import Answer
 from integration.flows.stage import Cloud, cloud_on
 from penstock.compute.model import Deadlines, Limits, State
+from penstock.compute.service import watch
 from penstock.compute.service.release import Release
 from penstock.compute.service.watch import Patience, Watch
 from penstock.embedded import temporal
@@ -125,6 +128,48 @@ async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) ->
     )
     heard = await cloud.world.value("select at from fleet.heartbeats")
     assert ended.billing_ended_at == heard
+
+
+async def test_releases_on_a_retired_node_end(cloud: Cloud) -> None:
+    runs, stuck = await cloud.active(), await cloud.active()
+    cloud.node.dirty = True
+    await cloud.world.release(stuck.id)
+    assert (await cloud.settle(stuck.id)).state is State.RELEASE_FAILED
+    cloud.node.deaf = True
+    await sql(cloud, "update fleet.nodes set state = 'retired'")
+    keeper = keeper_of(cloud)
+    await keeper.lost_nodes()
+    await keeper.failed_releases()
+    assert (await cloud.settle(runs.id)).state is State.RELEASED
+    ended = await cloud.until(stuck.id, lambda row: row.state is State.RELEASED)
+    assert ended.reason == "the node is retired"
+    assert await cloud.world.held() == []
+
+
+async def test_failed_releases_that_are_not_due_do_not_hold_up_those_that_are(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [await cloud.active() for _ in range(4)]
+    cloud.node.dirty = True
+    for row in rows:
+        await cloud.world.release(row.id)
+        await cloud.settle(row.id)
+    exhausted, elsewhere, early, due = (row.id for row in rows)
+    await sql(cloud, "update compute.allocations set changed_at = now() - interval '1 h' where id <> $1", early)
+    await sql(
+        cloud,
+        "update compute.allocations set changed_at = now() - interval '2 h',"
+        " timeline = (select jsonb_agg(last.line) from generate_series(1, 11), lateral (select timeline -> -1 as line) last)"
+        " where id = $1",
+        exhausted,
+    )
+    silent = await cloud.world.add_node(1, state="unreachable")
+    await sql(cloud, "update compute.allocations set node_id = $2 where id = $1", elsewhere, silent)
+    monkeypatch.setattr(watch, "BATCH", 1)
+    await keeper_of(cloud).failed_releases()
+    states = {row.id: (await cloud.world.row(row.id)).state for row in rows}
+    assert states.pop(due) is State.RELEASING
+    assert set(states.values()) == {State.RELEASE_FAILED}
 
 
 async def test_a_draining_node_is_left(cloud: Cloud) -> None:

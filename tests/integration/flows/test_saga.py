@@ -1,13 +1,19 @@
 """Provision and release as one saga: what works, what is undone, and what interrupts what."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
+from conftest import Servers
 from integration.flows.fakenode import Answer
-from integration.flows.stage import Cloud
-from penstock.compute.model import State
+from integration.flows.stage import Cloud, cloud_on
+from penstock.compute.model import Deadlines, State
 from penstock.flows import activities
+from penstock.flows.activities import Timing
+from penstock.kit.bus import Bus
+from penstock.kit.db import Database
+from penstock.processes.worker import Settings
 from penstock.wire.tasks import UNIT_START, UNIT_STOP, Outcome, TaskBody
 
 
@@ -189,6 +195,32 @@ async def test_release_on_a_lost_node_is_given_up_at_once(cloud: Cloud) -> None:
         State.RELEASE_FAILED,
         "the cleanup was not proved: the node is lost",
     )
+
+
+async def test_release_on_an_unreachable_node_is_given_up_long_before_the_stop_expires(
+    database: Database, nats_bus: Bus, servers: Servers, tmp_path: Path
+) -> None:
+    timing = Timing(stop_s=60, silence_s=1)
+    async with cloud_on(database, nats_bus, servers.temporal_address, tmp_path, timing=timing) as cloud:
+        row = await cloud.active()
+        cloud.node.deaf = True
+        async with database.transaction() as tx:
+            await tx.execute("update fleet.nodes set state = 'unreachable', state_changed_at = clock_timestamp()")
+        await cloud.world.release(row.id)
+        stuck = await cloud.settle(row.id, timeout_s=10)
+    assert (stuck.state, stuck.reason) == (
+        State.RELEASE_FAILED,
+        "the cleanup was not proved: the node is unreachable",
+    )
+
+
+def test_a_stop_has_as_long_as_the_node_may_take_and_the_release_longer_than_that() -> None:
+    """The node bounds its own steps: the grace, the kill, three ways to delete, and a scrub."""
+    assert Timing().stop_s > 5 + 5 + 3 * 120 + 120
+    assert Deadlines().releasing_s > Timing().stop_s
+    needed = {"database_url": "", "nats_url": "", "temporal_address": "", "pki_dir": ""}
+    settings = Settings(**needed)  # pyright: ignore[reportArgumentType]
+    assert (settings.unit_stop_s, settings.releasing_deadline_s) == (Timing().stop_s, Deadlines().releasing_s)
 
 
 async def test_stop_that_fails_once_is_tried_again(cloud: Cloud) -> None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.kit.errors import Unavailable
 from penstock.node.inventory import Simulated, open_inventory
 
 _SOURCE = Path(__file__).with_name("fake_nvidia.c")
 _LOOK = """
 import json
 from penstock.node.inventory import open_inventory
-found = open_inventory("nod_x", 4)
+found = open_inventory("nod_x", 4, production=False)
 listing = found.listing()
 print(json.dumps({
     "simulated": listing.simulated,
@@ -73,10 +74,15 @@ def test_without_a_driver_memory_is_not_called_scrubbed(tmp_path: Path) -> None:
 
 
 def test_without_a_driver_gpus_are_simulated_and_say_so() -> None:
-    found = open_inventory("nod_x", 3)
+    found = open_inventory("nod_x", 3, production=False)
     if not isinstance(found, Simulated):
         pytest.skip("this host has GPUs")
     listing = found.listing()
     assert listing.simulated
     assert [gpu.uuid for gpu in listing.gpus] == ["SIM-nod_x-0", "SIM-nod_x-1", "SIM-nod_x-2"]
     assert {gpu.model for gpu in listing.gpus} == {"Simulated GPU"}
+
+
+def test_a_production_node_never_simulates() -> None:
+    with pytest.raises(Unavailable, match="NVIDIA driver"):
+        open_inventory("nod_x", 3, production=True)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.compute.model import ANY_MODEL, Limits, Sku
+from penstock.compute.ports import Projects
 from penstock.compute.store import catalogue, claims
 from penstock.kit import audit
 from penstock.kit.caller import Caller
@@ -75,25 +76,41 @@ def _offer(sku: Sku, free: dict[str, int]) -> Offer:
     return Offer(sku=sku, gpus_free=count)
 
 
-async def quota(conn: Reader, caller: Caller, project_id: str, limits: Limits) -> Quota:
-    """The limit of the caller's own project; of any, for operators."""
-    caller.require("quotas.read")
-    if project_id != caller.project_id and not caller.operator:
-        raise NotFound("no object with this id")
-    gpus_max, used = await catalogue.quota(conn, project_id, gpus_max_default=limits.gpus_max_default)
-    return Quota(project_id=project_id, gpus_max=gpus_max, gpus_used=used)
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """The limits of projects. `projects` tells which there are."""
 
+    projects: Projects
+    limits: Limits
 
-async def put_quota(tx: Tx, caller: Caller, project_id: str, body: QuotaPut, limits: Limits) -> Quota:
-    """Set a project's limit. What it holds already stays, even above the limit."""
-    caller.require("quotas.write")
-    _operators_only(caller)
-    await catalogue.put_quota(tx, project_id, body.gpus_max)
-    await audit.record(
-        tx, caller.actor, "quotas.write", project_id, project_id=project_id, detail={"gpus_max": body.gpus_max}
-    )
-    gpus_max, used = await catalogue.quota(tx, project_id, gpus_max_default=limits.gpus_max_default)
-    return Quota(project_id=project_id, gpus_max=gpus_max, gpus_used=used)
+    async def read(self, conn: Reader, caller: Caller, project_id: str) -> Quota:
+        """The limit of the caller's own project; of any, for operators."""
+        caller.require("quotas.read")
+        if project_id != caller.project_id:
+            if not caller.operator:
+                raise NotFound("no object with this id")
+            await self._require(conn, project_id)
+        return await self._of(conn, project_id)
+
+    async def put(self, tx: Tx, caller: Caller, project_id: str, body: QuotaPut) -> Quota:
+        """Set a project's limit. What it holds already stays, even above the limit."""
+        caller.require("quotas.write")
+        _operators_only(caller)
+        await self._require(tx, project_id)
+        await catalogue.put_quota(tx, project_id, body.gpus_max)
+        await audit.record(
+            tx, caller.actor, "quotas.write", project_id, project_id=project_id, detail={"gpus_max": body.gpus_max}
+        )
+        return await self._of(tx, project_id)
+
+    async def _require(self, conn: Reader, project_id: str) -> None:
+        if not await self.projects.exists(conn, project_id):
+            raise NotFound("no object with this id")
+
+    async def _of(self, conn: Reader, project_id: str) -> Quota:
+        default = self.limits.gpus_max_default
+        gpus_max, used = await catalogue.quota(conn, project_id, gpus_max_default=default)
+        return Quota(project_id=project_id, gpus_max=gpus_max, gpus_used=used)
 
 
 def _operators_only(caller: Caller) -> None:

@@ -7,10 +7,10 @@ from typing import Final
 from penstock.compute import metrics
 from penstock.compute.model import State
 from penstock.compute.store import sweeps
-from penstock.compute.store.sweeps import Exited, Orphan, Undriven, Unproved, Unreleased, Unreported
-from penstock.kit.db import Database
+from penstock.compute.store.sweeps import Exited, Orphan, Undriven, Unproved, Unreported
+from penstock.kit.db import Database, Reader
 
-__all__ = ["Exited", "Orphan", "Patience", "Undriven", "Unproved", "Unreleased", "Unreported", "Watch"]
+__all__ = ["Exited", "Orphan", "Patience", "Undriven", "Unproved", "Unreported", "Watch"]
 
 BATCH: Final = 200
 
@@ -75,15 +75,18 @@ class Watch:
         async with self.db.read() as conn:
             return await sweeps.unproved(conn, BATCH)
 
-    async def unreleased(self) -> Sequence[Unreleased]:
-        """Failed releases whose next try is due."""
-        async with self.db.read() as conn:
-            found = await sweeps.unreleased(conn, BATCH)
-        return [each for each in found if self._due(each)]
+    async def occupied(self, conn: Reader, node_ids: Sequence[str]) -> Sequence[str]:
+        """Those of the nodes that something is on and should leave."""
+        return await sweeps.occupied(conn, node_ids)
 
-    def _due(self, each: Unreleased) -> bool:
-        tries = each.failures - 1
-        return tries < self.patience.retries_max and each.since_s >= self.patience.retry_s * 2.0**tries
+    async def unreleased(self, conn: Reader, node_ids: Sequence[str], *, at_once: bool = False) -> Sequence[str]:
+        """Failed releases on these nodes whose next try is due, or all of them."""
+        if at_once:
+            return await sweeps.failed_releases(conn, node_ids, BATCH)
+        patience = self.patience
+        return await sweeps.unreleased(
+            conn, node_ids, retry_s=patience.retry_s, retries_max=patience.retries_max, limit=BATCH
+        )
 
     async def count(self) -> None:
         """Bring the gauges up to date."""

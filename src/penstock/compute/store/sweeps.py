@@ -250,32 +250,48 @@ async def unproved(conn: Reader, limit: int) -> Sequence[Unproved]:
     return [Unproved(**dict(row)) for row in rows]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreleased:
-    """An allocation whose release has failed so many times, the last time so long ago."""
+async def occupied(conn: Reader, node_ids: Sequence[str]) -> Sequence[str]:
+    """Those of the nodes with allocations that have not ended and are not on their way out."""
+    rows = await conn.fetch(
+        "select distinct node_id from compute.allocations where node_id = any($1) and ended_at is null"
+        " and state in ('requested', 'provisioning', 'active') order by node_id",
+        node_ids,
+    )
+    return [row["node_id"] for row in rows]
 
-    id: str
-    node_id: str
-    failures: int
-    since_s: float
 
-
-async def unreleased(conn: Reader, limit: int) -> Sequence[Unreleased]:
-    """Failed releases, the longest ago first."""
+async def unreleased(
+    conn: Reader, node_ids: Sequence[str], *, retry_s: float, retries_max: int, limit: int
+) -> Sequence[str]:
+    """Failed releases on these nodes whose next try is due, the longest ago first. Each try doubles the pause."""
     rows = await conn.fetch(
         """
-        select a.id, a.node_id, extract(epoch from clock_timestamp() - a.changed_at)::float8 as since_s,
-            (select count(*) from jsonb_array_elements(a.timeline) as line
-             where line ->> 'state' = 'release_failed')::int as failures
-        from compute.allocations a where a.state = 'release_failed' and a.node_id is not null
-        order by a.changed_at limit $1
+        select a.id from compute.allocations a
+        cross join lateral (
+            select count(*)::int - 1 as tries from jsonb_array_elements(a.timeline) as line
+            where line ->> 'state' = 'release_failed'
+        ) failed
+        where a.state = 'release_failed' and a.node_id = any($1) and failed.tries < $3
+            and a.changed_at <= clock_timestamp() - make_interval(secs => $2::float8 * 2 ^ least(failed.tries, $3))
+        order by a.changed_at limit $4
         """,
+        node_ids,
+        retry_s,
+        retries_max,
         limit,
     )
-    return [
-        Unreleased(id=row["id"], node_id=row["node_id"], failures=row["failures"], since_s=row["since_s"])
-        for row in rows
-    ]
+    return [row["id"] for row in rows]
+
+
+async def failed_releases(conn: Reader, node_ids: Sequence[str], limit: int) -> Sequence[str]:
+    """All failed releases on these nodes, due or not."""
+    rows = await conn.fetch(
+        "select id from compute.allocations where state = 'release_failed' and node_id = any($1)"
+        " order by changed_at limit $2",
+        node_ids,
+        limit,
+    )
+    return [row["id"] for row in rows]
 
 
 async def counts(conn: Reader) -> dict[str, int]:

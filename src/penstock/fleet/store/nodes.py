@@ -5,7 +5,7 @@ from typing import Any
 import asyncpg
 
 from penstock.fleet.errors import IllegalMove, NameTaken
-from penstock.fleet.model import FACTS, MOVES, WISHES, Node, NodeEvent, NodeState, fact_payload
+from penstock.fleet.model import ANSWERING, FACTS, MOVES, WISHES, Node, NodeEvent, NodeState, fact_payload
 from penstock.kit import outbox
 from penstock.kit.db import Reader, Row, Tx
 from penstock.kit.errors import StaleRow
@@ -94,9 +94,20 @@ async def page(conn: Reader, *, after: str, state: NodeState | None, limit: int)
     return [_node(row) for row in rows]
 
 
-async def ids_in(conn: Reader, state: NodeState) -> list[str]:
-    """The nodes that are in this state."""
-    return [row["id"] for row in await conn.fetch("select id from fleet.nodes where state = $1 order by id", state)]
+async def ids_in(conn: Reader, *states: NodeState) -> list[str]:
+    """The nodes that are in one of these states."""
+    rows = await conn.fetch("select id from fleet.nodes where state = any($1) order by id", list(states))
+    return [row["id"] for row in rows]
+
+
+async def silent_s(conn: Reader, node_id: str) -> float | None:
+    """For how long the node has been in a state in which it is not expected to answer; none while it is."""
+    return await conn.fetchval(
+        "select extract(epoch from clock_timestamp() - state_changed_at)::float8 from fleet.nodes"
+        " where id = $1 and state <> all($2)",
+        node_id,
+        list(ANSWERING),
+    )
 
 
 async def count_states(conn: Reader) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""API keys. The secret is shown once and only its hash is kept; a key never exceeds its maker nor its owner."""
+"""API keys. The secret is shown once and only its hash is kept; a key never exceeds its maker nor its owner, nor
+outlives the key that it was made with."""
 
 import secrets
 from dataclasses import dataclass
@@ -45,8 +46,16 @@ async def create(tx: Tx, caller: Caller, new: NewKey) -> tuple[Key, str]:
         principal_id=principal_id,
         organisation_id=caller.organisation_id,
         project_id=caller.project_id,
-        expires_in_s=new.expires_in_s,
+        expires_in_s=await _lifetime_s(tx, caller, new.expires_in_s),
     )
+
+
+async def _lifetime_s(tx: Tx, caller: Caller, asked_s: float | None) -> float | None:
+    """What was asked for, within what the caller's own key has left; that much when nothing was asked for."""
+    left_s = await store.remaining_s(tx, caller.key_id) if caller.key_id is not None else None
+    if asked_s is not None and left_s is not None and asked_s > left_s:
+        raise ScopeExceedsCaller(f"expires_in_s: your own key expires in {max(0, int(left_s))} s", field="expires_in_s")
+    return left_s if asked_s is None else asked_s
 
 
 async def _require_account(tx: Tx, caller: Caller, new: NewKey) -> None:
@@ -67,7 +76,7 @@ async def mint(
     principal_id: str,
     organisation_id: str,
     project_id: str,
-    expires_in_s: int | None = None,
+    expires_in_s: float | None = None,
 ) -> tuple[Key, str]:
     """Make the key; whoever calls has checked that it may exist."""
     secret = KEY_PREFIX + secrets.token_urlsafe(32)
