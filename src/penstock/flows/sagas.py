@@ -41,8 +41,13 @@ class Sagas:
 
     async def replace(self, allocation_id: str) -> None:
         """End the saga that runs, if any, and start another: it did not react."""
-        if self.client is not None:
+        if self.client is None:
+            return
+        try:
             await self._start(self.client, allocation_id, WorkflowIDConflictPolicy.TERMINATE_EXISTING)
+        except WorkflowAlreadyStartedError:
+            # The server found a run that began in between: that one is fresh.
+            await self._wake(self.client, allocation_id)
 
     async def _start(
         self,

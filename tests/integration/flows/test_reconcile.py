@@ -81,8 +81,8 @@ async def test_temporal_with_all_its_data_may_be_lost(
 async def test_a_saga_that_does_not_react_is_replaced(cloud: Cloud) -> None:
     cloud.sagas.client = None
     made = await cloud.create()
-    cloud.sagas.client = cloud.client
     await cloud.client.start_workflow(WORKFLOW, made.id, id=workflow_id(made.id), task_queue="nobody")
+    cloud.sagas.client = cloud.client
     keeper = SagaKeeper(Watch(cloud.world.db, Patience(fresh_s=0.1, idle_s=0.2, stuck_s=0.5)), cloud.sagas)
     await asyncio.sleep(0.7)
     await keeper.undriven()
@@ -159,7 +159,8 @@ async def test_failed_releases_that_are_not_due_do_not_hold_up_those_that_are(
     await sql(
         cloud,
         "update compute.allocations set changed_at = now() - interval '2 h',"
-        " timeline = (select jsonb_agg(last.line) from generate_series(1, 11), lateral (select timeline -> -1 as line) last)"
+        " timeline = (select jsonb_agg(last.line) from generate_series(1, 11),"
+        " lateral (select timeline -> -1 as line) last)"
         " where id = $1",
         exhausted,
     )

@@ -110,12 +110,16 @@ def _process(
     grace_s: float = 15.0,
     owns_group: bool = True,
 ) -> Program:
-    ops_port = free_port()
-    env = {**environ, **leftovers.mark(folder.path), f"PENSTOCK_{name.upper()}_OPS_PORT": str(ops_port)}
+    env = {**environ, **leftovers.mark(folder.path)}
+    ops_port = 0
 
     async def start() -> Child:
+        nonlocal ops_port
+        # Another at each start: somebody may have taken the last one.
+        ops_port = free_port()
         command = [sys.executable, "-P", "-m", "penstock.command", "serve", name]
-        return await child.start(name, command, log=log_of(folder, name), env=env, cwd=folder.path)
+        own = {**env, f"PENSTOCK_{name.upper()}_OPS_PORT": str(ops_port)}
+        return await child.start(name, command, log=log_of(folder, name), env=own, cwd=folder.path)
 
     async def answers() -> bool:
         return await _healthy(ops_port) and all(listening(port) for port in listens_on)
