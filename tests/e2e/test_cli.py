@@ -210,13 +210,13 @@ def test_a_cordoned_node_takes_nothing_new(stack: Cloud) -> None:
 
 
 def test_the_blocking_client_does_everything(stack: Cloud) -> None:
-    with penstock.Client(stack.api, stack.key, gateway_url=stack.gateway) as client:
+    with penstock.Client(stack.api, stack.key) as client:
         assert client.whoami().operator
         made = client.allocations.create("g1.1", labels={"by": "client"})
         assert client.allocations.wait(made.id).state == "active"
         try:
             done = client.allocations.exec(made.id, ["python3", "-c", "print(input())"], stdin=b"hello")
-            assert (done.code, done.stdout) == (0, b"hello\n")
+            assert (done.exit_code, done.stdout) == (0, b"hello\n")
             assert [item.id for item in client.allocations.list(labels={"by": "client"}, state="active")] == [made.id]
             assert client.allocations.update(made.id, name="renamed").name == "renamed"
         finally:
@@ -227,7 +227,7 @@ def test_the_blocking_client_does_everything(stack: Cloud) -> None:
 
 
 async def test_the_asynchronous_client_does_the_same_many_times_at_once(stack: Cloud) -> None:
-    async with penstock.AsyncClient(stack.api, stack.key, gateway_url=stack.gateway) as client:
+    async with penstock.AsyncClient(stack.api, stack.key) as client:
         codes = await asyncio.gather(*(_cycle(client, number) for number in range(8)))
     assert codes == list(range(8))
 
@@ -240,7 +240,7 @@ async def _cycle(client: AsyncClient, number: int) -> int:
     finally:
         await client.allocations.release(made.id)
     assert (await client.allocations.wait(made.id, until={"released"})).state == "released"
-    return done.code
+    return done.exit_code
 
 
 def test_every_page_of_a_list_is_read(stack: Cloud) -> None:

@@ -26,14 +26,13 @@ _CLOSE: Final[Mapping[Kind, int]] = {
     Kind.NOT_FOUND: 4404,
     Kind.CONFLICT: 4409,
 }
-_CHALLENGE: Final = 'Bearer, Basic realm="Penstock: any name, and an API key as the password"'
 
 
-def refusal(error: PenstockError) -> web.Response:
+def refusal(error: PenstockError, *, realm: str) -> web.Response:
     """The answer to a request that failed as foreseen."""
     headers: dict[str, str] = {}
     if error.kind is Kind.UNAUTHENTICATED:
-        headers["WWW-Authenticate"] = _CHALLENGE
+        headers["WWW-Authenticate"] = f'Bearer, Basic realm="{realm}: any name, and an API key as the password"'
     if error.retry_after_s is not None or error.kind in (Kind.UNAVAILABLE, Kind.EXHAUSTED):
         headers["Retry-After"] = str(error.retry_after_s or 5)
     status = _STATUS.get(type(error), STATUS[error.kind])

@@ -5,21 +5,19 @@ refused leaves in the same envelope as the api's, and what could be read in two 
 """
 
 import asyncio
-import base64
-import binascii
 import itertools
 import os
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import asyncpg
 from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.web_protocol import RequestHandler
 from prometheus_client import Counter
 
+from penstock.access import credentials
 from penstock.access.answers import envelope, refusal
 from penstock.access.errors import OriginRefused, TooLarge
 from penstock.access.execution import Executions
@@ -30,6 +28,7 @@ from penstock.access.sessions import Sessions
 from penstock.access.upstream import PortKey
 from penstock.kit.edge import Networks, client_address
 from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
+from penstock.kit.ids import is_id
 from penstock.kit.telemetry import correlate, correlation_id, logger
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
@@ -113,10 +112,8 @@ class Edge:
         upgrade = _wants_websocket(request)
         if upgrade:
             self._check_origin(request)
-        headers = request.headers
-        grant = await self._access.authorise(
-            credential(headers.get(hdrs.AUTHORIZATION)), headers.get("Penstock-Project"), pieces[2]
-        )
+        credential = credentials.for_port(request.headers, prefix, upgrade=upgrade)
+        grant = await self._access.authorise(credential.authorization, credential.project, pieces[2])
         key = PortKey(grant.node_id, grant.unit_id, port_number(pieces[3]))
         await self._welcome_body(request)
         transport = request.transport
@@ -142,17 +139,15 @@ class Edge:
         if request.headers.get(hdrs.SEC_WEBSOCKET_VERSION) != "13":
             return _upgrade_required("only version 13 of WebSocket is understood")
         self._check_origin(request)
-        headers = request.headers
-        return await self._executions.serve(
-            request, credential(headers.get(hdrs.AUTHORIZATION)), headers.get("Penstock-Project"), allocation_id
-        )
+        credential = credentials.for_command(request.headers)
+        return await self._executions.serve(request, credential.authorization, credential.project, allocation_id)
 
     def _check_origin(self, request: web.BaseRequest) -> None:
         """Browsers send Origin on every WebSocket: only our own and allowed pages may connect."""
         origin = request.headers.get(hdrs.ORIGIN)
         if origin is None or origin in self._config.allowed_origins:
             return
-        if urlsplit(origin).netloc.lower() != request.headers[hdrs.HOST].lower():
+        if origin.partition("://")[2].lower() != request.headers[hdrs.HOST].lower():
             raise OriginRefused("this origin may not open WebSockets here", field="Origin")
 
     async def _welcome_body(self, request: web.BaseRequest) -> None:
@@ -173,23 +168,11 @@ class Edge:
         peer = request.protocol.peername
         client = address = peer[0] if isinstance(peer, tuple) else ""
         scheme = "https" if request.protocol.ssl_context is not None else "http"
-        if chain := headers.get("X-Forwarded-For"):
+        if chain := ",".join(headers.getall("X-Forwarded-For", ())):
             client = client_address(address, chain.encode(), self._config.trusted_proxies)
             if client != address and headers.get("X-Forwarded-Proto") in ("http", "https"):
                 scheme = headers["X-Forwarded-Proto"]
         return Forwarded(client, scheme, headers[hdrs.HOST], prefix, correlation_id())
-
-
-def credential(authorization: str | None) -> str | None:
-    """The header as the authenticator takes it: browsers send the key as the password of HTTP Basic."""
-    scheme, _, encoded = (authorization or "").partition(" ")
-    if scheme.lower() != "basic":
-        return authorization
-    try:
-        decoded = base64.b64decode(encoded.strip(), validate=True).decode("utf-8")
-    except (binascii.Error, UnicodeDecodeError):
-        return None
-    return f"Bearer {decoded.partition(':')[2]}"
 
 
 def port_number(text: str) -> int:
@@ -197,6 +180,12 @@ def port_number(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 5 or not 1 <= int(text) <= 65535:
         raise Invalid("port must be a number from 1 to 65535", field="port")
     return int(text)
+
+
+def realm(path: str) -> str:
+    """One per unit: a browser that was given the key for one of them asks before it gives it to another."""
+    unit = path.removeprefix("/u/").partition("/")[0]
+    return f"Penstock {unit}" if is_id("alc", unit) else "Penstock"
 
 
 def _upgrade_required(message: str) -> web.Response:
@@ -222,7 +211,7 @@ def _check(request: web.BaseRequest) -> None:
 
 def _refuse(request: web.BaseRequest, error: PenstockError) -> web.Response:
     _answers.labels("refused", error.code).inc()
-    response = refusal(error)
+    response = refusal(error, realm=realm(request.raw_path))
     if isinstance(error, Invalid | TooLarge) or not request.content.is_eof():
         # What follows on this connection may be a body that nobody will read, or worse.
         response.force_close()

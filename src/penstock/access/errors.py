@@ -52,6 +52,12 @@ class OriginRefused(Denied):
     code = "access.origin_refused"
 
 
+class BrowserRefused(Denied):
+    """A browser added the key by itself, and nothing shows that its owner wanted that."""
+
+    code = "access.browser_refused"
+
+
 class NotRunnable(PenstockError):
     """The node refused to run the command."""
 
@@ -59,7 +65,7 @@ class NotRunnable(PenstockError):
     code = "access.not_runnable"
 
 
-_NOT_RUNNABLE: Final = frozenset({"refused", "malformed", "reserved_env", "too_large"})
+_NOT_RUNNABLE: Final = frozenset({"refused", "malformed", "reserved_env", "too_large", "not_found", "not_executable"})
 
 
 def from_abort(error: StreamAborted, *, port: int | None = None) -> PenstockError:

@@ -1,6 +1,6 @@
 """What access asks of others; filled in `processes/gateway.py`."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
@@ -16,8 +16,8 @@ class UnitAddress(Protocol):
     """Where an allocation's unit runs."""
 
     @property
-    def node_id(self) -> str:
-        """Its node."""
+    def node_id(self) -> str | None:
+        """Its node; none before it is placed."""
         ...
 
     @property
@@ -28,11 +28,6 @@ class UnitAddress(Protocol):
     @property
     def state(self) -> str:
         """The allocation's state."""
-        ...
-
-    @property
-    def ports(self) -> Sequence[int]:
-        """The ports that its owner named."""
         ...
 
 

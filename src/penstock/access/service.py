@@ -47,7 +47,7 @@ class Access:
         caller = await self._keys.authenticate(authorization, project)
         caller.require(ACTION)
         unit = await self._find(caller, allocation_id)
-        if unit.state != ACTIVE:
+        if unit.state != ACTIVE or unit.node_id is None:
             raise NotActive(f"the allocation is {unit.state}, not active", retry_after_s=1)
         return Grant(caller=caller, allocation_id=allocation_id, node_id=unit.node_id, unit_id=unit.unit_id)
 

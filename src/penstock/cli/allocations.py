@@ -60,12 +60,13 @@ Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A la
 def create(
     session: Session,
     sku: Annotated[str, typer.Option(help="The offer; see `penstock sku list`.")],
+    argv: Annotated[list[str] | None, typer.Argument(help="The unit's own command, after --.")] = None,
     gpus: Annotated[int, typer.Option(help="How many GPUs, all on one node.")] = 1,
     name: Annotated[str | None, typer.Option(help="What to call it.")] = None,
     label: Label = None,
     env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable inside; repeat.")] = None,
     image: Annotated[str, typer.Option(help="What it runs on.")] = "python:3",
-    port: Annotated[list[int] | None, typer.Option(help="A port to reach from outside; repeat.")] = None,
+    port: Annotated[list[int] | None, typer.Option(help="Show this port's URL; repeat.")] = None,
     wait_capacity: Annotated[
         int, typer.Option(metavar="SECONDS", help="Wait this long for free GPUs instead of being refused.")
     ] = 0,
@@ -81,6 +82,7 @@ def create(
             image=image,
             labels=pairs(label or [], option="--label"),
             env=pairs(env or [], option="--env"),
+            command=argv or [],
             ports=port or [],
             wait_s=wait_capacity,
         )
@@ -159,14 +161,15 @@ command(
 
 def follow(client: "Client", allocation: Allocation, *, until: Collection[str], timeout_s: float) -> Allocation:
     """Wait and show every change of state."""
-    shown = _moved(allocation)
+    shown = [_moved(allocation)]
 
     def moved(item: Allocation) -> None:
-        if _moved(item) != shown:
-            report(_moved(item))
+        if _moved(item) != shown[-1]:
+            shown.append(_moved(item))
+            report(shown[-1])
 
     try:
-        with progress(shown) as report:
+        with progress(shown[0]) as report:
             return client.allocations.wait(allocation.id, until=until, timeout_s=timeout_s, on_change=moved)
     except KeyboardInterrupt:
         notice(f"{allocation.id} goes on; see `penstock alloc show {allocation.id}`")

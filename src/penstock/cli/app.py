@@ -86,7 +86,7 @@ def _invoke(app: typer.Typer, argv: Sequence[str], session: Session) -> int:
     except typer.Abort:
         return INTERRUPTED
     except typer.TyperException as error:
-        return _fail(session, argv, USAGE, "usage", error.format_message())
+        return _fail(session, argv, USAGE, "usage", " ".join(error.format_message().split()))
     except CliError as error:
         return _fail(session, argv, error.exit_code, error.code, error.message, field=error.field)
     except SdkError as error:

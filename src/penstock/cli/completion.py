@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli.errors import CliError
 from penstock.cli.output import notice
 from penstock.cli.session import Session, command, group
 
@@ -26,24 +27,34 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-ShellName = Annotated[Shell, typer.Argument(help="Your shell.")]
+ShellName = Annotated[Shell | None, typer.Argument(help="Your shell; by default that of $SHELL.")]
 
 
 @command(app, "show", example="penstock completion show bash >> ~/.bashrc")
-def show(session: Session, shell: ShellName) -> None:
+def show(session: Session, shell: ShellName = None) -> None:
     """Print the completion script."""
     from typer.completion import get_completion_script  # pyright: ignore[reportPrivateImportUsage]
 
-    session.output.line(get_completion_script(prog_name="penstock", complete_var=VARIABLE, shell=shell.value))
+    name = _chosen(shell, session.environ).value
+    session.output.line(get_completion_script(prog_name="penstock", complete_var=VARIABLE, shell=name))
 
 
 @command(app, "install", example="penstock completion install zsh")
-def install(_: Session, shell: ShellName) -> None:
+def install(session: Session, shell: ShellName = None) -> None:
     """Install completion for your shell."""
     from typer.completion import install  # pyright: ignore[reportPrivateImportUsage]
 
-    name, path = install(shell=shell.value, prog_name="penstock", complete_var=VARIABLE)
+    name, path = install(shell=_chosen(shell, session.environ).value, prog_name="penstock", complete_var=VARIABLE)
     notice(f"{name} completion is in {path}; it works in new terminals")
+
+
+def _chosen(shell: Shell | None, environ: Mapping[str, str]) -> Shell:
+    if shell is not None:
+        return shell
+    name = environ.get("SHELL", "").rpartition("/")[2]
+    if name not in {*Shell}:
+        raise CliError(f"name your shell: {', '.join(Shell)} ($SHELL names none of them)", field="shell")
+    return Shell(name)
 
 
 def complete(tree: "Command", session: Session, environ: Mapping[str, str]) -> int:

@@ -1,7 +1,8 @@
 """How a failure ends a command: one line on standard error and an exit code.
 
-0 ok, 1 usage or client error, 2 server, 3 authentication or permission, 4 not found, 5 conflict; 130 after Ctrl-C and
-141 when the reader of the output went away, as shells have it.
+0 ok, 1 usage or client error, 2 server, 3 authentication or permission, 4 not found, 5 conflict. As shells have it: 126
+and 127 for a command in a unit that cannot be run or is not there, 130 after Ctrl-C, 141 when the reader of the output
+went away.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,8 @@ SERVER: Final = 2
 AUTH: Final = 3
 NOT_FOUND: Final = 4
 CONFLICT: Final = 5
+NOT_RUNNABLE: Final = 126
+NO_COMMAND: Final = 127
 INTERRUPTED: Final = 130
 OUTPUT_CLOSED: Final = 141
 

@@ -1,9 +1,11 @@
 """Runs a command in an allocation's sandbox with this terminal's input and output.
 
-The exit code is passed on. Ctrl-C closes the connection, which kills the command; a second one leaves at once. The
-terminal is never put into another mode, so there is nothing to restore.
+The exit code is passed on; 127 says that there is no such command, 126 that it cannot be run. Ctrl-C closes the
+connection, which kills the command; a second one leaves at once. The terminal is never put into another mode, so there
+is nothing to restore.
 """
 
+import errno
 import os
 import sys
 import threading
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.errors import CliError
+from penstock.cli.errors import NO_COMMAND, NOT_RUNNABLE, CliError
 from penstock.cli.session import Session
 from penstock.sdk.protocol import identifier
 from penstock.wire.tunnel import STDOUT
 
 if TYPE_CHECKING:
     from penstock.sdk.commands import Command
+    from penstock.sdk.errors import InvalidRequest
 
 
 def execute(
@@ -48,19 +51,27 @@ def execute(
 async def _execute(session: Session, command: "Command", *, read_stdin: bool) -> int:
     from penstock.sdk import execute
     from penstock.sdk.client import AsyncClient
+    from penstock.sdk.errors import InvalidRequest
 
     api_url, key, resolved = session.credentials()
-    if resolved.gateway_url is None:
-        raise CliError(
-            "the gateway's address is not known: log in with --gateway-url or set PENSTOCK_GATEWAY_URL",
-            code="config",
-            field="gateway_url",
-        )
     project = resolved.project.text if resolved.project else None
-    async with AsyncClient(api_url, key, project=project, gateway_url=resolved.gateway_url.text) as client:
+    gateway_url = resolved.gateway_url.text if resolved.gateway_url else None
+    async with AsyncClient(api_url, key, project=project, gateway_url=gateway_url) as client:
         stdin = _stdin() if read_stdin else execute.once(b"")
-        code, _ = await execute.execute(client.executor, command, stdin=stdin, write=_write)
+        try:
+            code, _ = await execute.execute(client.executor, command, stdin=stdin, write=_write)
+        except InvalidRequest as error:
+            raise _not_run(command, error) from error
     return code
+
+
+def _not_run(command: "Command", error: "InvalidRequest") -> Exception:
+    """A command that could not be started, with the exit code that shells give it."""
+    if error.code != "access.not_runnable":
+        return error
+    absent = os.strerror(errno.ENOENT) in error.message
+    message = f"cannot run {command.argv[0]!r}: {error.message}"
+    return CliError(message, code=error.code, field=error.field, exit_code=NO_COMMAND if absent else NOT_RUNNABLE)
 
 
 def _write(channel: int, data: bytes) -> None:

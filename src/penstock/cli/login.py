@@ -29,6 +29,7 @@ COLUMNS: "list[Column[Whoami]]" = [
     Column("role", lambda me: me.role),
     Column("operator", lambda me: me.operator),
     Column("key", lambda me: me.key_id),
+    Column("gateway", lambda me: me.gateway_url),
 ]
 
 
@@ -46,7 +47,9 @@ def login(
     key_stdin: Annotated[
         bool, typer.Option("--key-stdin", help="Read the key from standard input instead of asking.")
     ] = False,
-    gateway_url: Annotated[str | None, typer.Option("--gateway-url", help="The gateway's address.")] = None,
+    gateway_url: Annotated[
+        str | None, typer.Option("--gateway-url", help="The gateway's address, if not the one that the API names.")
+    ] = None,
 ) -> None:
     """Store the API's address and a key in a profile, after trying them."""
     path = config_path(session.environ)

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.errors import CliError
 from penstock.cli.lazy import Entry, lazy_group
 from penstock.cli.output import Format, Output, notice
-from penstock.cli.quick import QuickCommand, QuickGroup
+from penstock.cli.quick import PassingCommand, QuickCommand, QuickGroup
 from penstock.cli.resolve import Flags, Resolved, resolve
 
 if TYPE_CHECKING:
@@ -115,8 +115,8 @@ def _not_logged_in(resolved: Resolved) -> CliError:
         )
     where = f" for {resolved.api_url.text}" if resolved.api_url else ""
     return CliError(
-        f"no key{where}: run auth login (`penstock auth login`), set PENSTOCK_API_KEY, or start a local instance "
-        "with `penstock up`",
+        f"no key{where}: is the local cloud running? `penstock up` starts it; for another cloud run `penstock login` "
+        "or set PENSTOCK_API_KEY",
         code="not_logged_in",
     )
 
@@ -131,7 +131,7 @@ def group(name: str, help: str) -> typer.Typer:  # noqa: A002 - as typer calls i
 def root(help: str, entries: Mapping[str, Entry]) -> typer.Typer:  # noqa: A002
     """The whole command, with the global options shown."""
     app = typer.Typer(name="penstock", help=help, cls=lazy_group(entries), rich_markup_mode=None, add_completion=False)
-    app.callback(invoke_without_command=True)(_with_options(_nothing, hidden=False))
+    app.callback(invoke_without_command=True)(_with_options(_root, hidden=False))
     return app
 
 
@@ -139,15 +139,26 @@ def _nothing(_: Session) -> None:
     """A group itself does nothing."""
 
 
+def _root(
+    session: Session, *, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    """The whole command by itself."""
+    if version:
+        from importlib import metadata
+
+        session.output.line(f"penstock {metadata.version('penstock')}")
+        raise typer.Exit
+
+
 def command(
     app: typer.Typer, name: str, *, example: str, hidden: bool = False, passes_on: bool = False
 ) -> Callable[[Callable[Concatenate[Session, P], None]], Callable[Concatenate[Session, P], None]]:
-    """Declare a command. `passes_on` leaves everything after the first argument to the command that it runs."""
+    """Declare a command. `passes_on` leaves what follows its first argument and options to the command that it runs."""
 
     def declare(function: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
         app.command(
             name,
-            cls=QuickCommand,
+            cls=PassingCommand if passes_on else QuickCommand,
             epilog=f"\b\nExample:\n  {example}\n\nEvery command also takes the options of `penstock --help`.",
             hidden=hidden,
             context_settings={"allow_interspersed_args": not passes_on},
@@ -165,10 +176,10 @@ def _with_options(function: Callable[Concatenate[Session, P], None], *, hidden: 
     def run(context: typer.Context, **given: Any) -> None:
         session: Session = context.obj
         session.take(**{name: given.pop(name) for name in options})
-        if function is _nothing and context.invoked_subcommand is None:
+        function(session, **given)  # pyright: ignore[reportCallIssue]
+        if function in (_nothing, _root) and context.invoked_subcommand is None:
             typer.echo(context.get_help())
             raise typer.Exit
-        function(session, **given)  # pyright: ignore[reportCallIssue]
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     own = list(inspect.signature(function).parameters.values())[1:]

@@ -9,20 +9,19 @@ from penstock.kit.db import Reader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitAddress:
-    """A unit and the ports that its owner opened."""
+    """A unit, and its node once it has one. Whoever may run commands in it may reach any of its ports."""
 
-    node_id: str
+    node_id: str | None
     unit_id: str
     state: State
-    ports: tuple[int, ...]
 
 
 class Units:
     """Compute's answer."""
 
     async def find(self, conn: Reader, *, project_id: str, allocation_id: str) -> UnitAddress | None:
-        """The unit of an allocation of this project; none while it has no node."""
+        """The unit of an allocation of this project; none when there is no such allocation."""
         found = await allocations.in_project(conn, project_id, allocation_id)
-        if found is None or found.node_id is None:
+        if found is None:
             return None
-        return UnitAddress(node_id=found.node_id, unit_id=found.unit_id, state=found.state, ports=tuple(found.ports))
+        return UnitAddress(node_id=found.node_id, unit_id=found.unit_id, state=found.state)

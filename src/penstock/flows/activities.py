@@ -21,7 +21,7 @@ from penstock.flows.errors import translated
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.steps import Course, Look, Order, Result, Verdict
 from penstock.kit.db import Database, Tx
-from penstock.kit.telemetry import correlated
+from penstock.kit.telemetry import correlated, span
 from penstock.wire.tasks import UNIT_START, UNIT_STOP, CleanupProof, Limits, UnitStart, UnitStop
 
 POLL_S: Final = 1.0
@@ -166,7 +166,10 @@ class Activities:
                 found = await advance.situation(tx, order.allocation_id, order.fence)
                 if found is None:
                     return _STALE
-                with correlated(found.allocation.correlation_id, allocation_id=order.allocation_id):
+                with (
+                    correlated(found.allocation.correlation_id, allocation_id=order.allocation_id),
+                    span("saga.dispatch", allocation_id=order.allocation_id, fence=order.fence),
+                ):
                     return await dispatch(tx, order, found)
         except StaleFence:
             return _STALE

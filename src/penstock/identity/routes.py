@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from litestar import Response, Router, delete, get, patch, post, put
+from litestar.handlers import HTTPRouteHandler
 
 from penstock.identity.errors import SecretShownBefore
 from penstock.identity.ports import Occupancy
@@ -19,12 +20,13 @@ from penstock.wire import rest
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def router(db: Database, occupancy: Occupancy) -> Router:
+def router(db: Database, occupancy: Occupancy, *, gateway_url: str) -> Router:
     """All routes of identity."""
     return Router(
         path="/",
         tags=["identity"],
         route_handlers=[
+            _whoami(gateway_url),
             *_people(db),
             *_projects(db, occupancy),
             *_members(db),
@@ -57,12 +59,26 @@ def _principal(text: str) -> str:
     return text if is_id("sva", text) else http.path_id("usr", text)
 
 
-def _people(db: Database) -> list[Any]:
+def _whoami(gateway_url: str) -> HTTPRouteHandler:
     @get("/whoami", operation_id="whoami")
     async def whoami(caller: Caller) -> rest.Whoami:
-        """The caller as the server sees it."""
-        return _as(rest.Whoami, caller)
+        """The caller as the server sees it, and where units are reached."""
+        return rest.Whoami(
+            principal_id=caller.principal_id,
+            principal_kind=caller.principal_kind,
+            display_name=caller.display_name,
+            organisation_id=caller.organisation_id,
+            project_id=caller.project_id,
+            role=caller.role,
+            operator=caller.operator,
+            key_id=caller.key_id,
+            gateway_url=gateway_url,
+        )
 
+    return whoami
+
+
+def _people(db: Database) -> list[Any]:
     @get("/organisations", operation_id="listOrganisations")
     async def list_organisations(caller: Caller, page: PageQuery) -> rest.Page[rest.Organisation]:
         """Organisations that the caller can see."""
@@ -100,7 +116,7 @@ def _people(db: Database) -> list[Any]:
 
         return http.created(await idempotency.run(db, once, effect))
 
-    return [whoami, list_organisations, create_organisation, list_users, create_user]
+    return [list_organisations, create_organisation, list_users, create_user]
 
 
 def _projects(db: Database, occupancy: Occupancy) -> list[Any]:

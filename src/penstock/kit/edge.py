@@ -22,7 +22,7 @@ from prometheus_client import Histogram
 
 from penstock.kit import jsonbody
 from penstock.kit.errors import Invalid
-from penstock.kit.telemetry import correlate
+from penstock.kit.telemetry import correlate, span
 from penstock.wire.rest import ErrorBody, ErrorDetail
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -89,7 +89,8 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
         elif name == b"transfer-encoding":
             head.transfer_encoding = True
         elif name == b"x-forwarded-for":
-            head.forwarded_for = value
+            # Several lines are one list.
+            head.forwarded_for = value if head.forwarded_for is None else head.forwarded_for + b"," + value
         elif name == b"x-correlation-id" and _CORRELATION.fullmatch(value):
             head.correlation_id = value.decode("ascii")
     return head
@@ -166,7 +167,8 @@ class Edge:
         # The server runs each request in a task of its own, so nothing needs to be undone.
         correlate(correlation)
         refused = rejection(head) or bad_target(scope["path"], scope["query_string"])
-        await self._answer(scope, receive, _Sender(send, scope["method"], correlation), refused)
+        with span("api.request", method=scope["method"], path=scope["path"]):
+            await self._answer(scope, receive, _Sender(send, scope["method"], correlation), refused)
 
     async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
         if refused is None:

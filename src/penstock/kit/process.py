@@ -34,6 +34,7 @@ def main(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]],
     except PenstockError as error:
         _log.error("process_failed", error=error.detail, field=error.field)
         code = 1
+    telemetry.flush()
     sys.stdout.flush()
     sys.stderr.flush()
     # The Temporal SDK's threads can abort the interpreter while it shuts down; everything is closed by now.

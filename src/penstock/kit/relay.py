@@ -22,7 +22,7 @@ from penstock.kit.bus import EVENTS, Bus
 from penstock.kit.clock import backoff_s, utc_now
 from penstock.kit.db import Database, Reader, Row
 from penstock.kit.outbox import SHARDS
-from penstock.kit.telemetry import logger
+from penstock.kit.telemetry import logger, span
 from penstock.wire import subjects
 from penstock.wire.events import Envelope
 
@@ -104,7 +104,10 @@ class Relay:
             locked = await _lock_shards(conn, lane)
             try:
                 rows = await conn.fetch(_READ, locked, BATCH)
-                return await self._publish(conn, rows) if rows else 0
+                if not rows:
+                    return 0
+                with span("relay.publish", events=len(rows)):
+                    return await self._publish(conn, rows)
             finally:
                 await conn.execute("select pg_advisory_unlock_all()")
 

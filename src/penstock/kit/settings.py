@@ -49,10 +49,14 @@ def load(cls: type[T], section: str, environ: Mapping[str, str]) -> T:
 
 
 def convert(values: Mapping[str, Any], cls: type[T], section: str) -> T:
-    """Check `values` against the struct; unknown names and wrong types are named."""
+    """Check `values` against the struct; unknown and missing names and wrong types are named."""
     unknown = sorted(set(values) - set(cls.__struct_fields__))
     if unknown:
         raise Invalid(f"unknown setting {section}.{unknown[0]}", field=f"{section}.{unknown[0]}")
+    for known in msgspec.structs.fields(cls):
+        if known.required and known.name not in values:
+            name = f"{section}.{known.name}"
+            raise Invalid(f"setting {name} is missing: set {_variable(known.name, section)}", field=name)
     try:
         return msgspec.convert(dict(values), cls, strict=False)
     except msgspec.ValidationError as error:
@@ -72,6 +76,10 @@ def read_toml(path: str) -> dict[str, Any]:
         raise Invalid(f"cannot read {path}: {error.strerror}", field="config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"{path} is not valid TOML: {error}", field="config") from error
+
+
+def _variable(name: str, section: str) -> str:
+    return f"PENSTOCK_{name.upper()}" if name in SHARED else f"PENSTOCK_{section.upper()}_{name.upper()}"
 
 
 def _from_environment(names: tuple[str, ...], section: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ Logs are one JSON object a line (or coloured text on a terminal), carry whatever
 and pass a filter that removes secrets. Traces go to an OTLP endpoint when one is configured.
 """
 
+import hashlib
 import logging
 import re
 import sys
@@ -18,6 +19,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from penstock.kit.ids import new_id
 
@@ -25,7 +27,9 @@ _SECRET_NAMES: Final = re.compile(r"(?i)(password|secret|token|authorization|api
 _SECRET_VALUES: Final = re.compile(r"psk_[A-Za-z0-9_-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
 _correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 
-tracer: Final = trace.get_tracer("penstock")
+_tracer: Final = trace.get_tracer("penstock")
+#: Set once by `configure`; without an endpoint a span costs nothing.
+_exporting: list[TracerProvider] = []
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -59,6 +63,22 @@ def correlate(value: str) -> None:
     structlog.contextvars.bind_contextvars(correlation_id=value)
 
 
+@contextmanager
+def span(name: str, **attributes: str | int) -> Iterator[None]:
+    """Trace a piece of work. Everything under one correlation id is one trace, whichever process it happens in."""
+    if not _exporting:
+        yield
+        return
+    with _tracer.start_as_current_span(name, attributes={"correlation_id": correlation_id(), **attributes}):
+        yield
+
+
+def flush() -> None:
+    """Send what has not been sent; for the end of a process."""
+    for provider in _exporting:
+        provider.shutdown()
+
+
 def configure(process: str, *, level: str = "info", log_format: str = "json", otlp_endpoint: str = "") -> None:
     """Set up logs and traces once, at the start of a process."""
     numeric = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
@@ -84,9 +104,22 @@ def configure(process: str, *, level: str = "info", log_format: str = "json", ot
 
 
 def _export_traces(process: str, endpoint: str) -> None:
-    provider = TracerProvider(resource=Resource.create({"service.name": f"penstock-{process}"}))
+    resource = Resource.create({"service.name": f"penstock-{process}"})
+    provider = TracerProvider(resource=resource, id_generator=_CorrelatedIds())
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=5)))
     trace.set_tracer_provider(provider)
+    _exporting.append(provider)
+
+
+class _CorrelatedIds(RandomIdGenerator):
+    """Trace ids follow from the correlation id, so that no header has to carry them from process to process."""
+
+    def generate_trace_id(self) -> int:
+        """The same for every root span under one correlation id."""
+        current = _correlation.get()
+        if not current:
+            return super().generate_trace_id()
+        return int.from_bytes(hashlib.sha256(current.encode()).digest()[:16])
 
 
 def _trace_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -21,11 +21,17 @@ from penstock.wire.tasks import SignedTask, TaskBody
 
 T = TypeVar("T")
 _KEPT_RESULTS_MAX: Final = 4096
+#: Far longer than any task lives. A task under a lower fence was signed before the fence was seen, so once the fence is
+#: this old its task has expired and is refused for that.
+_FENCE_KEPT_S: Final = 86_400
 _SCHEMA: Final = """
 create table if not exists tasks (
     task_id text primary key, signed blob not null, result blob, acknowledged integer not null default 0
 ) strict;
-create table if not exists fences (allocation_id text primary key, fence integer not null) strict;
+create table if not exists fences (
+    allocation_id text primary key, fence integer not null, expires_at integer not null
+) strict;
+create index if not exists fences_by_expiry on fences (expires_at);
 create table if not exists units (unit_id text primary key, record blob not null) strict;
 """
 
@@ -153,9 +159,15 @@ def _begin(db: sqlite3.Connection, task: TaskBody, signed: SignedTask, *, expire
         seen = db.execute("select fence from fences where allocation_id = ?", (task.allocation_id,)).fetchone()
         if seen is not None and task.fence < seen[0]:
             return Begun(Standing.STALE)
-        db.execute("insert or replace into fences values (?, ?)", (task.allocation_id, task.fence))
+        _keep_fence(db, task.allocation_id, task.fence, int(task.expires_at.timestamp()))
     db.execute("insert into tasks (task_id, signed) values (?, ?)", (task.task_id, msgspec.msgpack.encode(signed)))
     return Begun(Standing.NEW)
+
+
+def _keep_fence(db: sqlite3.Connection, allocation_id: str, fence: int, expires_at: int) -> None:
+    """Remember this fence and forget old ones. The task is fresh, so its expiry tells the server's time well enough."""
+    db.execute("insert or replace into fences values (?, ?, ?)", (allocation_id, fence, expires_at))
+    db.execute("delete from fences where expires_at < ?", (expires_at - _FENCE_KEPT_S,))
 
 
 def _acknowledge(db: sqlite3.Connection, task_id: str) -> None:

@@ -1,5 +1,6 @@
 """The gateway's time as far as this node knows it. It decides whether a task has expired, the host's clock never."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,10 +12,13 @@ class ServerClock:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._told: tuple[datetime, float] | None = None
+        #: Set once there is a server's time.
+        self.known = asyncio.Event()
 
     def tell(self, server_time: datetime) -> None:
         """The server just said that it is `server_time`."""
         self._told = (server_time, self._monotonic())
+        self.known.set()
 
     def now(self) -> datetime | None:
         """Server time now; None before the server told any."""

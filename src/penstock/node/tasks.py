@@ -3,27 +3,27 @@
 Nothing is believed for having arrived: the signature is checked over the exact bytes before they are decoded, then
 node, type, parameters, expiry (by server time) and fence. Whatever fails a check is refused without any side effect.
 What passes is noted on disk before its first effect, and the handlers are idempotent, so an agent that dies anywhere
-in between resumes and ends with one effect.
+in between resumes and ends with one effect; a start that expired meanwhile ends with none.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from prometheus_client import Counter, Histogram
 
-from penstock.kit.telemetry import correlated, logger
+from penstock.kit.telemetry import correlated, logger, span
 from penstock.node.errors import Failed, NodeError, Refused
 from penstock.node.journal import Journal, Standing
 from penstock.node.serverclock import ServerClock
 from penstock.node.unit import check_start, check_unit_id
 from penstock.wire.link import TaskResult
-from penstock.wire.tasks import PARAMS, Outcome, SignedTask, TaskBody, UnitStart, UnitStop
+from penstock.wire.tasks import PARAMS, UNIT_STOP, Outcome, SignedTask, TaskBody, UnitStart, UnitStop
 
 _log = logger(__name__)
 #: Tasks at work at once; more wait at the gateway.
@@ -132,7 +132,7 @@ class Executor:
         self._working: dict[str, asyncio.Task[None]] = {}
 
     async def resume(self) -> None:
-        """Take up what had begun when the agent last ended. It was fresh then, so its age now does not matter."""
+        """Take up what had begun when the agent last ended."""
         for signed in await self._journal.unfinished():
             self._begin(signed, _decode(signed.body).task_id)
         for result in await self._journal.unacknowledged():
@@ -161,24 +161,36 @@ class Executor:
             return
         body = verified.body
         ids = {"task_id": body.task_id, "allocation_id": body.allocation_id or ""}
-        with correlated(body.correlation_id, **ids), _seconds.labels(body.type).time():
-            async with self._turns.take(body.allocation_id or body.task_id), self._slots:
-                await self._execute(verified)
+        with (
+            correlated(body.correlation_id, **ids),
+            span("agent.task", type=body.type, **ids),
+            _seconds.labels(body.type).time(),
+        ):
+            async with self._turns.take(body.allocation_id or body.task_id):
+                if isinstance(verified.params, UnitStart):
+                    # A resumed one may be too old by now, which only a server can say.
+                    await self._clock.known.wait()
+                async with self._slots:
+                    await self._execute(verified)
 
     async def _execute(self, task: Verified) -> None:
-        if not await self._admit(task):
+        handler = await self._admit(task)
+        if handler is None:
             return
-        result = await self._attempt(task)
+        result = await self._attempt(task, handler)
         await self._journal.finish(result)
         self._report(task, result)
 
-    async def _admit(self, task: Verified) -> bool:
-        """Note the task and go on, or answer at once what needs no doing."""
+    async def _admit(self, task: Verified) -> Handler | None:
+        """Note the task and say what does it, or answer at once what needs no doing."""
         body = task.body
-        begun = await self._journal.begin(body, task.signed, expired=self._clock.expired(body.expires_at))
+        expired = self._clock.expired(body.expires_at)
+        begun = await self._journal.begin(body, task.signed, expired=expired)
         match begun.standing:
+            case Standing.UNFINISHED if expired and isinstance(task.params, UnitStart):
+                return self._undo_start
             case Standing.NEW | Standing.UNFINISHED:
-                return True
+                return self._handlers[body.type]
             case Standing.DONE:
                 assert begun.result is not None
                 self._on_result(begun.result)
@@ -188,12 +200,17 @@ class Executor:
             case Standing.EXPIRED:
                 refused = Refused("expired", f"the task expired at {body.expires_at.isoformat()}")
                 self._report(task, _result(body.task_id, body.fence, Outcome.REFUSED, refused))
-        return False
+        return None
 
-    async def _attempt(self, task: Verified) -> TaskResult:
+    async def _undo_start(self, params: UnitStart) -> NoReturn:
+        """The agent was away for so long that nobody waits for the unit any more."""
+        await self._handlers[UNIT_STOP](UnitStop(unit_id=params.unit_id, gpu_uuids=params.gpu_uuids))
+        raise Failed("expired", "the task expired before the agent could finish it; what had begun was stopped")
+
+    async def _attempt(self, task: Verified, handler: Handler) -> TaskResult:
         body = task.body
         try:
-            answer = await self._handlers[body.type](task.params)
+            answer = await handler(task.params)
         except Refused as refused:
             return _result(body.task_id, body.fence, Outcome.REFUSED, refused)
         except NodeError as error:

@@ -84,7 +84,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
     database = parts.database
     limits = Limits(gpus_max_default=settings.gpus_max_default)
     domains = [
-        identity_routes.router(database, Occupancy()),
+        identity_routes.router(database, Occupancy(), gateway_url=settings.gateway_url),
         fleet_routes.router(parts.enrolment, Claims(), database),
         compute_routes.router(OpenFunds(), Directory(), database, limits=limits, gateway_url=settings.gateway_url),
         feedroutes.router(database, parts.live),

@@ -164,11 +164,19 @@ def _pki_init(
     """Make what is missing of the CA, the gateways' certificate and the keys that sign tasks."""
     from penstock.fleet import pki
 
+    before = _written(dir)
     with _told():
         try:
             pki.init(dir, host or ["127.0.0.1", "localhost"])
         except OSError as error:
             raise CliError(f"cannot write to {dir}: {error.strerror}", field="dir") from error
+    for path in sorted(path for path, written_at in _written(dir).items() if before.get(path) != written_at):
+        typer.echo(f"made {path}")
+
+
+def _written(folder: Path) -> dict[Path, int]:
+    """Certificates and keys, and when each was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in {".crt", ".key", ".pub"}}
 
 
 def _bootstrap(

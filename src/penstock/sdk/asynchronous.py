@@ -63,7 +63,9 @@ class AsyncExecutor:
         """Run a command in a unit and keep what it writes."""
         output = Collected()
         code, exit_class = await execute.execute(self, command, stdin=execute.once(command.stdin), write=output.add)
-        return CommandResult(code=code, exit_class=exit_class, stdout=output.bytes(STDOUT), stderr=output.bytes(STDERR))
+        return CommandResult(
+            exit_code=code, exit_class=exit_class, stdout=output.bytes(STDOUT), stderr=output.bytes(STDERR)
+        )
 
     async def follow(self, follower: Follower) -> AsyncIterator[EventOut]:
         """The live events, over as many connections as it takes."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from penstock.sdk.commands import Command, CommandResult
+from penstock.sdk.commands import Command, CommandResult, with_gateway
 from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode
 from penstock.sdk.sse import Follower
@@ -72,6 +72,7 @@ class BlockingExecutor:
 
     def execute(self, command: Command) -> CommandResult:
         """Run a command in a unit. It takes a WebSocket, so it runs in a loop of its own, in a thread of its own."""
+        self.target = self.run(with_gateway(self.target))
         with concurrent.futures.ThreadPoolExecutor(1, "penstock-exec") as pool:
             return pool.submit(self._execute_in_loop, command).result()
 

@@ -5,13 +5,15 @@ frame `eof` closes standard input. The server's last text frame says how the com
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 import msgspec
 
-from penstock.sdk.errors import ApiError, BadAnswer, for_status
-from penstock.sdk.protocol import ANSWER_BYTES_MAX
+from penstock.sdk.errors import ApiError, BadAnswer, InvalidArgument, for_status
+from penstock.sdk.protocol import ANSWER_BYTES_MAX, Steps, call
+from penstock.sdk.target import Target, base_url
+from penstock.wire.rest import Whoami
 
 EOF_FRAME: Final = '{"type":"eof"}'
 
@@ -47,10 +49,21 @@ class Command:
 class CommandResult:
     """How a command ended and what it wrote."""
 
-    code: int
+    exit_code: int
     exit_class: str
     stdout: bytes
     stderr: bytes
+
+
+def with_gateway(target: Target) -> Steps[Target]:
+    """The target with the gateway's address. The api is asked for it where nobody gave one."""
+    if target.gateway_url:
+        return target
+    me = yield from call("GET", "/whoami", Whoami)
+    try:
+        return replace(target, gateway_url=base_url(me.gateway_url, name="gateway_url"))
+    except InvalidArgument as error:
+        raise BadAnswer(f"the api names no usable gateway: {error.message}") from error
 
 
 class Collected:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import aiohttp
 
-from penstock.sdk.commands import EOF_FRAME, Command, ending
-from penstock.sdk.errors import BadAnswer, InvalidArgument, Unreachable, for_status
+from penstock.sdk.commands import EOF_FRAME, Command, ending, with_gateway
+from penstock.sdk.errors import BadAnswer, Unreachable, for_status
 from penstock.sdk.failures import unreachable
 from penstock.wire.tunnel import STDERR, STDIN, STDOUT
 
@@ -42,9 +42,8 @@ async def execute(
     executor: "AsyncExecutor", command: Command, *, stdin: AsyncIterator[bytes], write: Write
 ) -> tuple[int, str]:
     """The command's exit code and class. `write` gets each piece of output with its channel."""
-    gateway = executor.target.gateway_url
-    if not gateway:
-        raise InvalidArgument("running a command needs the gateway's address", field="gateway_url")
+    executor.target = await executor.run(with_gateway(executor.target))
+    gateway = str(executor.target.gateway_url)
     host = gateway.partition("://")[2]
     url = f"{gateway}/ws/exec/{command.allocation_id}"
     try:

@@ -52,6 +52,8 @@ class Whoami(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     operator: bool
     key_id: str | None
+    #: Where units' ports and commands are reached.
+    gateway_url: str
 
 
 class OrganisationCreate(Body, frozen=True):

@@ -28,12 +28,7 @@ async def test_claims_units_and_occupancy_tell_what_is_held(world: World) -> Non
         assert await Claims().holders(conn, []) == {}
         found = await Units().find(conn, project_id="prj_a", allocation_id=made.id)
         assert found is not None
-        assert (found.node_id, found.unit_id, found.state, found.ports) == (
-            node_id,
-            made.unit_id,
-            State.REQUESTED,
-            (80,),
-        )
+        assert (found.node_id, found.unit_id, found.state) == (node_id, made.unit_id, State.REQUESTED)
         assert await Units().find(conn, project_id="prj_b", allocation_id=made.id) is None
         assert await Occupancy().occupied(conn, "prj_a") is True
         assert await Occupancy().occupied(conn, "prj_b") is False

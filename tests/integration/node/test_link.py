@@ -33,6 +33,7 @@ from penstock.wire.tasks import (
     UNIT_STOP,
     Outcome,
     SignedTask,
+    TaskBody,
     TopologyDiscover,
     UnitStart,
     UnitStarted,
@@ -266,7 +267,6 @@ async def test_a_task_that_had_begun_is_resumed_and_its_result_kept(
     journal = Journal(node_folder / "journal.db")
     agent = _build(who, journal)
     await agent.executor.resume()
-    gateway.clock_skew += timedelta(days=1)
     async with _running(agent):
         result = await asyncio.wait_for(gateway.results.get(), 20)
         assert result.outcome is Outcome.SUCCEEDED
@@ -274,6 +274,51 @@ async def test_a_task_that_had_begun_is_resumed_and_its_result_kept(
         again, *_ = await gateway.ask(task)
         assert again == result
         assert agent.did == ["UnitStart"]
+    journal.close()
+
+
+async def test_a_start_that_expired_while_the_agent_was_away_is_undone(
+    gateway: Gateway, who: Identity, node_folder: Path
+) -> None:
+    journal = Journal(node_folder / "journal.db")
+    start = gateway.task(UNIT_START, _start(), allocation_id="alc_x")
+    stop = gateway.task(UNIT_STOP, UnitStop(unit_id="alc_y", gpu_uuids=[]), allocation_id="alc_y")
+    for signed in (start, stop):
+        await journal.begin(msgspec.msgpack.decode(signed.body, type=TaskBody), signed, expired=False)
+    gateway.clock_skew += timedelta(days=1)
+    stopped: list[str] = []
+
+    async def note(params: Any) -> Any:
+        stopped.append(params.unit_id)
+        return UnitStarted(unit_id="x", pid=7)
+
+    agent = _build(who, journal, note)
+    await agent.executor.resume()
+    async with _running(agent):
+        results = [await asyncio.wait_for(gateway.results.get(), 20) for _ in range(2)]
+        again, *_ = await gateway.ask(start)
+    assert sorted((r.outcome, r.error_code) for r in results) == [(Outcome.FAILED, "expired"), (Outcome.SUCCEEDED, "")]
+    assert again in results
+    assert agent.did == ["UnitStop", "UnitStop"]
+    assert sorted(stopped) == ["alc_x", "alc_y"]
+    journal.close()
+
+
+async def test_fences_are_forgotten_once_no_older_task_can_be_fresh(gateway: Gateway, node_folder: Path) -> None:
+    journal = Journal(node_folder / "journal.db")
+
+    async def kept_after(allocation_id: str, hours: float) -> list[str]:
+        expires_at = gateway.server_time + timedelta(hours=hours)
+        signed = gateway.task(UNIT_START, _start(), allocation_id=allocation_id, expires_at=expires_at)
+        await journal.begin(msgspec.msgpack.decode(signed.body, type=TaskBody), signed, expired=False)
+        rows = await journal._call(lambda db: db.execute("select allocation_id from fences order by 1").fetchall())
+        return [row[0] for row in rows]
+
+    assert await kept_after("alc_a", 0) == ["alc_a"]
+    assert await kept_after("alc_b", 12) == ["alc_a", "alc_b"]
+    assert await kept_after("alc_c", 25) == ["alc_b", "alc_c"]
+    assert await kept_after("alc_b", 35) == ["alc_b", "alc_c"]
+    assert await kept_after("alc_d", 50) == ["alc_b", "alc_d"]
     journal.close()
 
 

@@ -83,6 +83,14 @@ async def test_forwarding_headers_of_trusted_proxies_count(world: World, http: a
     assert seen["x-forwarded-proto"] == "https"
 
 
+async def test_addresses_in_several_lines_are_one_list(world: World, http: aiohttp.ClientSession) -> None:
+    behind = await world.add_gateway(trusted_proxies="127.0.0.0/8", only="edge")
+    lines = [("X-Forwarded-For", "9.9.9.9"), ("X-Forwarded-For", "8.8.8.8"), ("X-Forwarded-For", "127.0.0.2")]
+    given = [*world.headers.items(), *lines]
+    async with world.serving(echo), http.get(f"{world.at(behind)}/", headers=given) as answer:
+        assert (await answer.json())["headers"]["x-forwarded-for"] == "8.8.8.8"
+
+
 async def test_key_as_password_of_basic_authentication(world: World, http: aiohttp.ClientSession) -> None:
     given = {"Authorization": aiohttp.encode_basic_auth("anybody", world.key)}
     async with world.serving(echo), http.get(f"{world.base}/", headers=given) as answer:

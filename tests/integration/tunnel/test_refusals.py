@@ -80,6 +80,39 @@ async def test_allocation_that_is_not_active_conflicts(world: World, http: aioht
     assert await status_of(http, f"{world.base}/", world.headers) == (409, "access.not_active")
 
 
+async def test_allocation_that_waits_for_a_node_conflicts(world: World, http: aiohttp.ClientSession) -> None:
+    async with world.database.transaction() as tx:
+        await tx.execute(
+            "update compute.allocations set state = 'requested', node_id = null, deadline_at = now() where id = $1",
+            world.allocation_id,
+        )
+    assert await status_of(http, f"{world.base}/", world.headers) == (409, "access.not_active")
+
+
+async def test_browsers_key_is_refused_where_another_page_could_use_it(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    given = {"Authorization": aiohttp.encode_basic_auth("anybody", world.key)}
+    browser = given | {"Sec-Fetch-Site": "same-origin"}
+    upgrade = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
+    execute = f"{world.gateways[0].url}/ws/exec/{world.allocation_id}"
+    refused = (403, "access.browser_refused")
+    async with world.serving(hello):
+        page = browser | {"Referer": f"{world.base}/page"}
+        async with http.get(f"{world.base}/", headers=page) as answer:
+            assert answer.status == 200
+        other = browser | {"Referer": f"{world.gateways[0].url}/u/{STRANGER}/8000/"}
+        assert await status_of(http, f"{world.base}/", other) == refused
+        own = upgrade | {"Origin": world.gateways[0].url}
+        assert await status_of(http, f"{world.base}/", given | own) == refused
+        assert await status_of(http, execute, given | upgrade) == refused
+
+
 async def test_unit_that_the_node_does_not_have_is_absent(world: World, http: aiohttp.ClientSession) -> None:
     world.units.unit_id = "another"
     assert await status_of(http, f"{world.base}/", world.headers) == (404, "not_found")

@@ -20,6 +20,7 @@ WHOAMI = {
     "role": "owner",
     "operator": True,
     "key_id": None,
+    "gateway_url": "http://gateway.example",
 }
 
 

@@ -57,7 +57,7 @@ def test_every_row_has_a_check() -> None:
 
 @row("cli_config-01")
 def config_absent(cli: Cli, api: ScriptedApi) -> None:
-    cli.fails(1, "whoami", says="run auth login")
+    cli.fails(1, "whoami", says="run `penstock login`")
 
 
 @row("cli_config-02")

@@ -132,7 +132,7 @@ def test_logging_in_tries_the_key_and_keeps_it_private(api: ScriptedApi, cli: Cl
     assert KEY not in cli.run("config", "show").stdout
     assert cli.run("whoami").returncode == 0
     assert cli.run("logout").returncode == 0
-    cli.fails(1, "whoami", says="run auth login")
+    cli.fails(1, "whoami", says="run `penstock login`")
 
 
 def test_logging_in_without_a_terminal_says_how(cli: Cli) -> None:
@@ -207,20 +207,57 @@ async def reverse(request: web.Request) -> web.StreamResponse:
     return socket
 
 
-@pytest.mark.parametrize("separator", [[], ["--"]])
-def test_a_command_gets_input_and_gives_output_and_code(api: ScriptedApi, cli: Cli, separator: list[str]) -> None:
+@pytest.mark.parametrize(
+    "begin", [["--env", "A=1", ALC], ["--env", "A=1", ALC, "--"], [ALC, "--env", "A=1", "--"], ["--", ALC]]
+)
+def test_a_command_gets_input_and_gives_output_and_code(api: ScriptedApi, cli: Cli, begin: list[str]) -> None:
     cli.logged_in(api)
     api.on("GET", f"//ws/exec/{ALC}", reverse)
-    line = ["alloc", "exec", "--env", "A=1", ALC, *separator, "python3", "-p", "x", "--help", "-o", "json"]
-    done = cli.run(*line, stdin="abc" * 50_000)
+    done = cli.run("alloc", "exec", *begin, "python3", "-p", "x", "--help", "-o", "json", stdin="abc" * 50_000)
     assert (done.returncode, done.stdout) == (42, "cba" * 50_000)
     assert done.stderr == "python3 -p x --help -o json"
 
 
-def test_a_command_needs_a_gateway(api: ScriptedApi, cli: Cli) -> None:
+def test_the_api_names_the_gateway(api: ScriptedApi, cli: Cli) -> None:
     cli.logged_in(api)
     del cli.env["PENSTOCK_GATEWAY_URL"]
-    cli.fails(1, "alloc", "exec", ALC, "--", "true", says="PENSTOCK_GATEWAY_URL")
+    api.on("GET", "/whoami", json_answer(WHOAMI | {"gateway_url": api.url}))
+    api.on("GET", f"//ws/exec/{ALC}", reverse)
+    assert cli.run("alloc", "exec", "-n", ALC, "--", "true").returncode == 42
+
+
+@pytest.mark.parametrize(("message", "code"), [("No such file or directory", 127), ("Permission denied", 126)])
+def test_what_cannot_be_run_is_named_and_ends_as_in_a_shell(
+    api: ScriptedApi, cli: Cli, message: str, code: int
+) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_json({"type": "error", "code": "access.not_runnable", "message": message})
+        await socket.close(code=4400)
+        return socket
+
+    cli.logged_in(api)
+    api.on("GET", f"//ws/exec/{ALC}", refuse)
+    cli.fails(code, "alloc", "exec", "-n", ALC, "--", "nonexist", "x", says=f"cannot run 'nonexist': {message}")
+
+
+def test_a_unit_gets_a_command_of_its_own(api: ScriptedApi, cli: Cli) -> None:
+    cli.logged_in(api)
+    api.on("POST", "/allocations", json_answer(ACTIVE, 201))
+    line = ["alloc", "create", "--sku", "g1.1", "--", "python3", "-m", "http.server", "--port", "1"]
+    assert tree.run(tree.app, line, cli.environ()) == 0
+    assert json.loads(api.seen[0].body)["command"] == ["python3", "-m", "http.server", "--port", "1"]
+
+
+def test_waiting_says_each_state_once(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    states = ("requested", "requested", "provisioning", "provisioning", "active")
+    cli.logged_in(api)
+    api.on("POST", "/allocations", json_answer(allocation("requested", ALC), 201))
+    api.on("GET", f"/allocations/{ALC}", *(json_answer(allocation(state, ALC)) for state in states))
+    assert tree.run(tree.app, ["alloc", "create", "--sku", "g1.1", "--wait"], cli.environ()) == 0
+    said = [f"{ALC} {state}" for state in ("requested", "provisioning", "active")]
+    assert capfd.readouterr().err.splitlines() == said
 
 
 def test_an_unencrypted_address_elsewhere_is_warned_of(cli: Cli) -> None:

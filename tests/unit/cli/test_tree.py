@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +63,8 @@ def test_a_group_alone_shows_its_commands(arguments: list[str], capsys: pytest.C
         (["whoami", "--frob"], "No such option: --frob"),
         (["-o", "xml", "whoami"], "'xml' is not one of"),
         (["key", "revoke"], "Missing argument"),
+        (["completion", "show"], "name your shell: bash, zsh, fish"),
+        (["completion", "show", "tcsh"], "'tcsh' is not one of"),
     ],
 )
 def test_usage_errors_are_one_line_and_exit_with_1(
@@ -69,6 +73,7 @@ def test_usage_errors_are_one_line_and_exit_with_1(
     assert run(app, arguments, {}) == 1
     error = capsys.readouterr().err
     assert message in error
+    assert "\\x0a" not in error
     assert error.count("\n") == 1
 
 
@@ -98,7 +103,33 @@ def test_completion_knows_commands_and_options() -> None:
     assert "--wait-capacity" in complete("penstock alloc create --wait").split()
 
 
+def test_the_shell_is_taken_from_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["completion", "show"], {"SHELL": "/usr/bin/fish"}) == 0
+    assert "complete --command penstock" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["--version"], {}) == 0
+    assert capsys.readouterr().out == f"penstock {metadata.version('penstock')}\n"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_exist(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["completion", "show", shell], {}) == 0
     assert "_PENSTOCK_COMPLETE" in capsys.readouterr().out
+
+
+def test_making_keys_says_what_was_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["pki", "init", "--dir", str(tmp_path), "--host", "gateway.example"]
+    assert run(app, line, {}) == 0
+    made = [Path(text.removeprefix("made ")) for text in capsys.readouterr().out.splitlines()]
+    assert {path.name for path in made} > {"ca.crt", "ca.key", "gateway.crt", "gateway.key"}
+    assert all(path.is_file() for path in made)
+    assert run(app, line, {}) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("line", [["db", "migrate"], ["bootstrap"]])
+def test_a_missing_setting_is_named(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, line, {}) == 1
+    assert "set PENSTOCK_DATABASE_URL" in capsys.readouterr().err

@@ -69,6 +69,12 @@ def test_only_trusted_proxies_speak_for_others(peer: str, forwarded: bytes | Non
     assert edge.client_address(peer, forwarded, trusted) == expected
 
 
+def test_addresses_in_several_lines_are_one_list() -> None:
+    lines = [(b"x-forwarded-for", b"1.2.3.4"), (b"x-forwarded-for", b"198.51.100.7"), (b"x-forwarded-for", b"10.0.0.6")]
+    head = edge.read_head([HOST, *lines])
+    assert edge.client_address("10.0.0.5", head.forwarded_for, [ipaddress.ip_network("10.0.0.0/8")]) == "198.51.100.7"
+
+
 @pytest.mark.parametrize("given", [b"x" * 65, b"a b", b"a\n", b"\xc3\xa9", b""])
 def test_strange_correlation_ids_are_not_taken_over(given: bytes) -> None:
     assert edge.read_head([HOST, (b"x-correlation-id", given)]).correlation_id == ""

@@ -46,3 +46,17 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, expected: st
 def test_a_missing_file_is_refused() -> None:
     with pytest.raises(Invalid, match="cannot read"):
         load(Sample, "api", {"PENSTOCK_CONFIG": "nowhere.toml"})
+
+
+class Needy(msgspec.Struct, frozen=True):
+    database_url: str
+    token: str
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [({}, "PENSTOCK_DATABASE_URL"), ({"PENSTOCK_DATABASE_URL": "x"}, "PENSTOCK_API_TOKEN")],
+)
+def test_a_missing_setting_is_named_with_its_variable(environ: dict[str, str], variable: str) -> None:
+    with pytest.raises(Invalid, match=f"is missing: set {variable}"):
+        load(Needy, "api", environ)

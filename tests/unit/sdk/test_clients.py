@@ -26,6 +26,7 @@ WHOAMI = {
     "role": "owner",
     "operator": True,
     "key_id": None,
+    "gateway_url": "http://gateway.example",
 }
 PROJECT = {"id": "prj_default", "organisation_id": "org_default", "name": "p", "created_at": "2026-01-01T00:00:00Z"}
 #: Makes one call, blocking or not, and returns its value.

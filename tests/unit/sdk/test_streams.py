@@ -166,14 +166,14 @@ class TestCommands:
         api.on("GET", f"//ws/exec/{allocation}", echo)
         data = bytes(range(256)) * 1000
         done = run(kind, api, allocation, ["cat", "-n"], env={"A": "1"}, cwd="/tmp", stdin=data)
-        assert (done.code, done.exit_class, done.stdout) == (7, "exited", data)
+        assert (done.exit_code, done.exit_class, done.stdout) == (7, "exited", data)
         assert json.loads(done.stderr) == {"argv": ["cat", "-n"], "env": {"A": "1"}, "cwd": "/tmp"}
         assert api.seen[0].headers["authorization"] == f"Bearer {KEY}"
 
     def test_a_command_that_does_not_read_its_input_ends(self, api: ScriptedApi, kind: str) -> None:
         allocation = new_id("alc")
         api.on("GET", f"//ws/exec/{allocation}", say('{"type":"exit","code":0,"class":"exited"}'))
-        assert run(kind, api, allocation, ["true"], stdin=b"x" * (4 << 20)).code == 0
+        assert run(kind, api, allocation, ["true"], stdin=b"x" * (4 << 20)).exit_code == 0
 
     @pytest.mark.parametrize(
         ("code", "error"),
@@ -224,13 +224,42 @@ class TestCommands:
         assert api.seen == []
 
 
+def whoami(gateway_url: str) -> Handler:
+    """An api that names this gateway."""
+    names = ("principal_id", "principal_kind", "display_name", "organisation_id", "project_id", "role")
+    return json_answer(dict.fromkeys(names, "x") | {"operator": False, "key_id": None, "gateway_url": gateway_url})
+
+
+def test_the_gateway_is_asked_for_once(api: ScriptedApi) -> None:
+    allocation = new_id("alc")
+    api.on("GET", "/whoami", whoami(api.url))
+    api.on("GET", f"//ws/exec/{allocation}", echo)
+    with Client(api.url, KEY) as client:
+        assert [client.allocations.exec(allocation, ["true"]).exit_code for _ in range(2)] == [7, 7]
+    assert api.count("GET", "/whoami") == 1
+
+    async def twice() -> list[int]:
+        async with AsyncClient(api.url, KEY) as client:
+            return [(await client.allocations.exec(allocation, ["true"])).exit_code for _ in range(2)]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: asyncio.run(twice())).result() == [7, 7]
+    assert api.count("GET", "/whoami") == 2
+
+
+def test_a_gateway_without_an_address_is_a_bad_answer(api: ScriptedApi) -> None:
+    api.on("GET", "/whoami", whoami(""))
+    with Client(api.url, KEY) as client, pytest.raises(errors.BadAnswer, match="no usable gateway"):
+        client.allocations.exec(new_id("alc"), ["true"])
+
+
 def test_the_blocking_client_runs_commands_inside_a_running_loop(api: ScriptedApi) -> None:
     allocation = new_id("alc")
     api.on("GET", f"//ws/exec/{allocation}", echo)
 
     async def within() -> int:
         with Client(api.url, KEY, gateway_url=api.url) as client:
-            return client.allocations.exec(allocation, ["true"]).code
+            return client.allocations.exec(allocation, ["true"]).exit_code
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: asyncio.run(within())).result() == 7
