@@ -21,7 +21,6 @@ from penstock.kit.bus import EVENTS, Bus
 from penstock.kit.db import Database
 from penstock.kit.migrate import migrate
 
-
 # A run in the background may have been started with Ctrl-C ignored, which children inherit; ours must be interruptible.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -29,7 +29,7 @@ from penstock.access.upstream import PortKey
 from penstock.kit.edge import Networks, client_address
 from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
 from penstock.kit.ids import is_id
-from penstock.kit.telemetry import correlate, correlation_id, logger
+from penstock.kit.telemetry import correlate, correlation_id, logger, span
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -77,7 +77,8 @@ class Edge:
         given = request.headers.get("X-Correlation-Id")
         correlate(given if given and _CORRELATION.fullmatch(given) else f"{_PROCESS}{next(_requests):013x}")
         try:
-            return await self._route(request)
+            with span("gateway.request", method=request.method):
+                return await self._route(request)
         except PenstockError as error:
             return _refuse(request, error)
         except web.HTTPBadRequest:

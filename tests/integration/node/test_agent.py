@@ -49,7 +49,7 @@ class Agent:
             "PENSTOCK_AGENT_ENROLMENT_TOKEN": "good",
             "PENSTOCK_AGENT_TENANT_DIR": str(tenant_folder()),
             "PENSTOCK_AGENT_SIMULATED_GPUS": "4",
-            "PENSTOCK_AGENT_PRODUCTION": "true",
+            "PENSTOCK_AGENT_PRODUCTION": "false",
             "PENSTOCK_AGENT_OPS_PORT": "0",
             "PENSTOCK_AGENT_UID_FIRST": "220000",
         }
