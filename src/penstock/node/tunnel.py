@@ -127,7 +127,11 @@ async def _join_port(stream: Stream, connected: socket.socket) -> None:
     if stream.error is not None:
         connected.close()
         return
-    await asyncio.get_running_loop().create_connection(lambda: Pump(stream), sock=connected)
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: Pump(stream), sock=connected)
+    except BaseException:
+        connected.close()
+        raise
 
 
 class _Output(asyncio.Protocol):

@@ -41,7 +41,7 @@ async def test_no_file_of_the_host_is_seen(units: tuple[Host, str, str]) -> None
         Path(__file__),
         Path("/etc/shadow"),
         Path("/etc/machine-id"),
-        Path("/root/.bashrc"),
+        Path.home() / ".bashrc",
         Path("/proc/1/root") / secret.relative_to("/"),
         Path("/proc/self/root") / secret.relative_to("/"),
         Path("/sys/kernel"),

@@ -67,7 +67,11 @@ class LocalUnits:
         self.connects += 1
         connected = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         connected.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.ports[port]))
+        try:
+            await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", self.ports[port]))
+        except BaseException:
+            connected.close()
+            raise
         return connected
 
     async def execute(
