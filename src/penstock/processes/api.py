@@ -134,6 +134,7 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     )
     parts = Parts(database=database, authenticator=authenticator, live=live, enrolment=enrolment)
     app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies))
+    process.settle_memory()
     if workers.first:
         await process.serve_ops(stack, settings.ops_port)
     async with asyncio.TaskGroup() as tasks:

@@ -5,7 +5,6 @@ told to come back or go elsewhere.
 """
 
 import asyncio
-import gc
 import ipaddress
 import os
 import socket
@@ -44,8 +43,6 @@ from penstock.wire import subjects
 _DRAIN_S: Final = 5.0
 _BACKLOG: Final = 1024
 _SWEEP_S: Final = 1.0
-#: Requests make garbage by the hundred and leave no cycles: look less often than the default.
-_GC_THRESHOLD: Final = (10_000, 10, 10)
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
 
 
@@ -120,9 +117,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     peers = Peers(_peer_tls(folder))
     stack.push_async_callback(peers.close)
     tunnels = Tunnels(database, NodeCertificates(links.peers), peers, gateway_id=gateway_id, address=settings.address)
-    # What lives as long as the process need not be looked at again whenever garbage is collected.
-    gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLD)
+    process.settle_memory()
     async with asyncio.TaskGroup() as tasks:
         if settings.only != "edge":
             await _listen_to_nodes(stack, settings, links, tunnels)
