@@ -19,18 +19,17 @@ from penstock.node.drivers import GO, Driver, Spec
 from penstock.node.errors import Failed
 
 _FILES_MAX: Final = 65536
-_INFO_BYTES_MAX: Final = 4096
+_INFO: Final = "boot.json"
 _COMPLAINT_BYTES_MAX: Final = 2000
 
 
 class Launched:
     """A launcher at its gate."""
 
-    def __init__(self, pid: int, gate: int, info: int, folder: Path) -> None:
+    def __init__(self, pid: int, gate: int, folder: Path) -> None:
         self.pid = pid
         self.started = procfs.start_time(pid)
         self._gate = gate
-        self._info = info
         self._folder = folder
 
     def go(self, configuration: bytes) -> None:
@@ -46,8 +45,7 @@ class Launched:
 
     def init_pid(self) -> int:
         """The pid of init as the host sees it; the launcher's own without a sandbox."""
-        text = os.read(self._info, _INFO_BYTES_MAX)
-        found = re.search(rb'"child-pid": (\d+)', text)
+        found = re.search(rb'"child-pid": (\d+)', (self._folder / _INFO).read_bytes())
         return int(found[1]) if found else self.pid
 
     def complaint(self) -> str:
@@ -59,18 +57,18 @@ class Launched:
 
     def close(self) -> None:
         """Shut the gate if it is still closed: a launcher that waits there ends."""
-        for descriptor in (self._gate, self._info):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._gate = self._info = -1
+        if self._gate >= 0:
+            os.close(self._gate)
+            self._gate = -1
 
 
 def spawn(driver: Driver, spec: Spec) -> Launched:
     """Start the launcher of a unit. It does nothing until `go`."""
     listener = control.listen(spec.folder)
     gate_read, gate_write = os.pipe()
-    info_read, info_write = os.pipe()
-    launch = driver.launch(spec, listener=listener.fileno(), info=info_write)
+    # A file: a pipe would break when the agent dies, and its launcher with it.
+    info = os.open(spec.folder / _INFO, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    launch = driver.launch(spec, listener=listener.fileno(), info=info)
     try:
         with (spec.folder / "boot.log").open("wb") as complaints:
             process = subprocess.Popen(
@@ -85,13 +83,12 @@ def spawn(driver: Driver, spec: Spec) -> Launched:
             )
     except BaseException:
         os.close(gate_write)
-        os.close(info_read)
         raise
     finally:
-        _close(listener, gate_read, info_write, *launch.owned)
+        _close(listener, gate_read, info, *launch.owned)
     # Units outlive this object and even this process: `Units` reaps, not subprocess.
     process.returncode = 0
-    return Launched(process.pid, gate_write, info_read, spec.folder)
+    return Launched(process.pid, gate_write, spec.folder)
 
 
 def _close(listener: socket.socket, *descriptors: int) -> None:

@@ -128,10 +128,13 @@ async def _join_port(stream: Stream, connected: socket.socket) -> None:
         connected.close()
         return
     try:
-        await asyncio.get_running_loop().create_connection(lambda: Pump(stream), sock=connected)
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: Pump(stream), sock=connected)
     except BaseException:
         connected.close()
         raise
+    if transport.is_closing():
+        # uvloop closes the descriptor without telling the socket, which would close a stranger's of the same number.
+        connected.detach()
 
 
 class _Output(asyncio.Protocol):

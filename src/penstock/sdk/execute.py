@@ -48,7 +48,9 @@ async def execute(
     url = f"{gateway}/ws/exec/{command.allocation_id}"
     try:
         async with _connected(executor, url) as socket:
-            await socket.send_str(command.opening())
+            # A gateway that closes at once still has its last words read.
+            with suppress(aiohttp.ClientConnectionResetError):
+                await socket.send_str(command.opening())
             return await _converse(socket, stdin, write)
     except _OutputFailed as error:
         raise error.cause from error
