@@ -50,13 +50,17 @@ STATEMENTS = (
         env jsonb not null,
         command jsonb not null,
         ports int[] not null,
+        secrets jsonb not null default '[]',
+        egress jsonb not null default '[]',
+        runtime text not null default '',
+        stock_id text,
         state text not null,
         reason text not null,
         failing text not null default '',
         version bigint not null default 1,
         fence bigint not null default 1,
         node_id text,
-        unit_id text not null unique,
+        unit_id text not null,
         price_microusd_per_hour bigint not null,
         memory_bytes bigint not null,
         cpus double precision not null,
@@ -80,6 +84,8 @@ STATEMENTS = (
             (deadline_at is null) = (state in ('active', 'release_failed', 'released', 'failed')))
     )
     """,
+    # A unit has one owner at a time: stock that is handed over ends as its tenant's allocation begins.
+    "create unique index allocations_unit on compute.allocations (unit_id) where ended_at is null",
     "create index allocations_project on compute.allocations (project_id, id)",
     """
     create index allocations_counted on compute.allocations (project_id)

@@ -10,6 +10,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from penstock.wire.tasks import SecretRef
+
 ANY_MODEL: Final = "*"
 
 
@@ -159,7 +161,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a request asks for, with price and limits as they are when it is made."""
+    """What a request asks for, with price and limits as they are when it is made.
+
+    `runtime` is the digest of a built environment, empty for the image's own. `stock_id` is the stock allocation whose
+    unit was handed over to this one, if any.
+    """
 
     id: str
     project_id: str
@@ -173,7 +179,11 @@ class Draft:
     env: Mapping[str, str]
     command: Sequence[str]
     ports: Sequence[int]
+    secrets: Sequence[SecretRef]
+    egress: Sequence[str]
+    runtime: str
     unit_id: str
+    stock_id: str | None
     price_microusd_per_hour: int
     memory_bytes: int
     cpus: float

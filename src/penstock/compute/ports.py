@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.kit.db import Reader, Tx
+from penstock.kit.errors import Invalid
+from penstock.wire.rest import SecretUse
+from penstock.wire.tasks import SecretRef
 
 
 class Funds(Protocol):
@@ -26,6 +29,14 @@ class Slots(Protocol):
         ...
 
 
+class Secrets(Protocol):
+    """The project's secrets."""
+
+    async def refer(self, tx: Tx, *, project_id: str, uses: Sequence[SecretUse]) -> Sequence[SecretRef]:
+        """The current version of each, in the same order; Invalid for one that is not there."""
+        ...
+
+
 class Projects(Protocol):
     """Identity's projects."""
 
@@ -39,3 +50,11 @@ class OpenFunds:
 
     async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
         """Say yes."""
+
+
+class NoSecrets:
+    """There are none: for installs without that domain."""
+
+    async def refer(self, tx: Tx, *, project_id: str, uses: Sequence[SecretUse]) -> Sequence[SecretRef]:  # noqa: ARG002
+        """Refuse any that is asked for."""
+        raise Invalid(f"there is no secret {uses[0].name}", field="secrets")

@@ -11,7 +11,7 @@ from litestar.params import QueryParameter
 
 from penstock.compute import schemas
 from penstock.compute.model import Limits, State
-from penstock.compute.ports import Funds, Projects
+from penstock.compute.ports import Funds, Projects, Secrets
 from penstock.compute.service import catalogue, read
 from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
@@ -29,12 +29,15 @@ _SLUG: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _LABELS_MAX: Final = 16
 
 
-def router(funds: Funds, projects: Projects, db: Database, *, limits: Limits, gateway_url: str) -> Router:
+def router(
+    funds: Funds, secrets: Secrets, projects: Projects, db: Database, *, limits: Limits, gateway_url: str
+) -> Router:
     """All routes of compute, below /api/v1."""
+    create = Create(funds, secrets, limits)
     return Router(
         path="/",
         route_handlers=[
-            *_allocation_routes(funds, db, limits, gateway_url),
+            *_allocation_routes(create, Release(limits), db, gateway_url),
             *_sku_routes(db),
             *_quota_routes(Quotas(projects, limits), db),
         ],
@@ -42,9 +45,7 @@ def router(funds: Funds, projects: Projects, db: Database, *, limits: Limits, ga
     )
 
 
-def _allocation_routes(funds: Funds, db: Database, limits: Limits, gateway_url: str) -> Sequence[HTTPRouteHandler]:
-    create, release = Create(funds, limits), Release(limits)
-
+def _allocation_routes(create: Create, release: Release, db: Database, gateway_url: str) -> Sequence[HTTPRouteHandler]:
     @post("/allocations", operation_id="createAllocation")
     async def create_allocation(
         caller: Caller, once: Once | None, data: rest.AllocationCreate

@@ -190,8 +190,12 @@ class Activities:
                 cpus=unit.cpus,
                 scratch_bytes=unit.scratch_bytes,
             ),
+            allocation_id=unit.id,
+            runtime=unit.runtime,
             env=dict(unit.env),
             command=list(unit.command),
+            secrets=list(unit.secrets),
+            egress=list(unit.egress),
         )
         task_id = await self._tasks.dispatch(
             tx,

@@ -18,7 +18,7 @@ from penstock.compute import routes as compute_routes
 from penstock.compute.claims import Claims
 from penstock.compute.model import Limits
 from penstock.compute.occupancy import Occupancy
-from penstock.compute.ports import OpenFunds
+from penstock.compute.ports import NoSecrets, OpenFunds
 from penstock.fleet import routes as fleet_routes
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
@@ -86,7 +86,9 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
     domains = [
         identity_routes.router(database, Occupancy(), gateway_url=settings.gateway_url),
         fleet_routes.router(parts.enrolment, Claims(), database),
-        compute_routes.router(OpenFunds(), Directory(), database, limits=limits, gateway_url=settings.gateway_url),
+        compute_routes.router(
+            OpenFunds(), NoSecrets(), Directory(), database, limits=limits, gateway_url=settings.gateway_url
+        ),
         feedroutes.router(database, parts.live),
     ]
     return http.application(

@@ -127,12 +127,23 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU's sensors showed. None where the GPU has no such sensor."""
+
+    uuid: str
+    temperature_c: int | None = None
+    power_w: float | None = None
+    utilization_percent: int | None = None
+    memory_used_bytes: int | None = None
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat.v1"):
-    """Sent every `heartbeat_s`. The complete list of units and GPUs."""
+    """Sent every `heartbeat_s`. The complete list of units and GPUs; the readings change with each, the rest seldom."""
 
     sent_at: datetime
     units: list[UnitReport]
     gpus: list[GpuReport]
+    readings: list[GpuReading] = []
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat_ack.v1"):
@@ -158,6 +169,20 @@ class LogLines(msgspec.Struct, frozen=True, kw_only=True, tag="logs.v1"):
     lines: list[LogLine]
 
 
+class SecretsAsk(msgspec.Struct, frozen=True, kw_only=True, tag="secrets_ask.v1"):
+    """The agent is about to act on a task that names secrets, and needs their values."""
+
+    task_id: str
+
+
+class SecretValues(msgspec.Struct, frozen=True, kw_only=True, tag="secret_values.v1"):
+    """The values by name, or why there are none. They are never stored by the agent."""
+
+    task_id: str
+    values: dict[str, bytes] = {}
+    error: str = ""
+
+
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused.v1"):
     """Something the other side sent was not applied."""
 
@@ -165,8 +190,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused.v1"):
     detail: str
 
 
-FromGateway: TypeAlias = Challenge | Welcome | Tasks | ResultAck | HeartbeatAck | Refused
-FromAgent: TypeAlias = Hello | Ask | TaskResult | Heartbeat | LogLines
+FromGateway: TypeAlias = Challenge | Welcome | Tasks | ResultAck | HeartbeatAck | SecretValues | Refused
+FromAgent: TypeAlias = Hello | Ask | TaskResult | Heartbeat | LogLines | SecretsAsk
 
 __all__ = [
     "FRAME_BYTES_MAX",
@@ -178,6 +203,7 @@ __all__ = [
     "FromAgent",
     "FromGateway",
     "Gpu",
+    "GpuReading",
     "GpuReport",
     "Heartbeat",
     "HeartbeatAck",
@@ -187,6 +213,8 @@ __all__ = [
     "Refused",
     "ResultAck",
     "ResultVerdict",
+    "SecretValues",
+    "SecretsAsk",
     "TaskResult",
     "Tasks",
     "UnitReport",

@@ -322,8 +322,16 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     gpus_used: int
 
 
+class SecretUse(Body, frozen=True):
+    """A secret of the project for a unit: the file /run/secrets/<name> and, if `env` is given, that variable."""
+
+    name: Slug
+    env: Annotated[str, Meta(max_length=128)] = ""
+
+
 class AllocationCreate(Body, frozen=True):
-    """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once."""
+    """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once. `runtime` names an
+    environment of the project's, built from a lock file, in place of the image's own."""
 
     sku: Slug
     gpus: int = 1
@@ -333,6 +341,8 @@ class AllocationCreate(Body, frozen=True):
     env: Annotated[dict[str, str], Meta(max_length=64)] = {}
     command: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=256)] = []
     ports: Annotated[list[Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=32)] = []
+    secrets: Annotated[list[SecretUse], Meta(max_length=32)] = []
+    runtime: Slug | None = None
     wait_s: Annotated[int, Meta(ge=0, le=7 * 24 * 3600)] = 0
 
 

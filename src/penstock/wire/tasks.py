@@ -49,15 +49,74 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     scratch_bytes: int
 
 
+class SecretRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret that a unit gets as the file /run/secrets/<name> and, if `env` is set, as that variable.
+
+    Only the reference travels in the task, which is stored; the agent asks for the value over its link (`SecretsAsk`).
+    """
+
+    name: str
+    version: int
+    env: str = ""
+
+
+class RuntimeLock(msgspec.Struct, frozen=True, kw_only=True):
+    """An interpreter environment: the packages of a lock file with hashes, on top of a base image of the node.
+
+    `digest` is the SHA-256 of base and lock, in hexadecimal: it names the environment on the node.
+    """
+
+    digest: str
+    base: str
+    lock: str
+
+
+class RuntimeBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """Build an environment, unless it is there already. Answer: `RuntimeBuilt`."""
+
+    runtime: RuntimeLock
+
+
+class RuntimeBuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """It can be used: a `UnitStart` names it by its digest."""
+
+    digest: str
+    bytes: int
+    seconds: float
+
+
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Start a sandboxed unit and answer when its init is ready. Answer: `UnitStarted`."""
+    """Start a sandboxed unit and answer when its init is ready. Answer: `UnitStarted`.
+
+    A `stock` unit has no tenant yet: it waits for its `UnitHandoff` with the runtime imported. `runtime` is the digest
+    of a built environment, or empty for the image's own. `egress` are the rules of `wire.egress`; empty means none.
+    """
 
     unit_id: str
     image: str
     gpu_uuids: list[str]
     limits: Limits
+    allocation_id: str = ""
+    stock: bool = False
+    runtime: str = ""
     env: dict[str, str] = {}
     command: list[str] = []
+    secrets: list[SecretRef] = []
+    egress: list[str] = []
+
+
+class UnitHandoff(msgspec.Struct, frozen=True, kw_only=True):
+    """Give a stock unit to its one tenant. Answer: `UnitStarted`.
+
+    Idempotent by allocation: a repeat for the same one succeeds, any other is refused with `taken`.
+    """
+
+    unit_id: str
+    allocation_id: str
+    env: dict[str, str] = {}
+    command: list[str] = []
+    secrets: list[SecretRef] = []
+    egress: list[str] = []
 
 
 class UnitStarted(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +163,21 @@ class TopologyDiscover(msgspec.Struct, frozen=True, kw_only=True):
     """Look at the GPUs again. Answer: `Inventory`."""
 
 
+class GpuKind(StrEnum):
+    """How much of a GPU a slot is."""
+
+    WHOLE = "gpu"
+    MIG = "mig"
+    MPS = "mps"
+
+
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as the node sees it."""
+    """A GPU, or a share of one, as a place for one unit.
+
+    A share names the GPU that it is part of (`parent_uuid`), and its own size: the MIG `profile` (such as 1g.10gb), or
+    for MPS the part of the GPU's threads; `memory_bytes` is always what the unit may use. GPUs that reach one another
+    by NVLink, directly or not, have the same `nvlink_domain`.
+    """
 
     uuid: str
     index: int
@@ -113,6 +185,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     pci_address: str = ""
     numa_node: int = -1
+    kind: GpuKind = GpuKind.WHOLE
+    parent_uuid: str = ""
+    profile: str = ""
+    threads_percent: int = 100
+    nvlink_domain: str = ""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,16 +213,37 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     memory_free_bytes: int
 
 
+class GpuProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Prove that a quarantined GPU works again: it answers, has no pending errors, and its memory can be written and
+    read. Answer: `GpuProbed`."""
+
+    gpu_uuid: str
+
+
+class GpuProbed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the probe found."""
+
+    gpu_uuid: str
+    passed: bool
+    detail: str = ""
+
+
 TOPOLOGY_DISCOVER: Final = "topology.discover"
 UNIT_START: Final = "unit.start"
+UNIT_HANDOFF: Final = "unit.handoff"
 UNIT_STOP: Final = "unit.stop"
+RUNTIME_BUILD: Final = "runtime.build"
+GPU_PROBE: Final = "gpu.probe"
 HEALTH_PROBE: Final = "health.probe"
 
 #: The catalogue: type → (parameters, answer).
 PARAMS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     TOPOLOGY_DISCOVER: (TopologyDiscover, Inventory),
     UNIT_START: (UnitStart, UnitStarted),
+    UNIT_HANDOFF: (UnitHandoff, UnitStarted),
     UNIT_STOP: (UnitStop, CleanupProof),
+    RUNTIME_BUILD: (RuntimeBuild, RuntimeBuilt),
+    GPU_PROBE: (GpuProbe, GpuProbed),
     HEALTH_PROBE: (HealthProbe, HealthReport),
 }
 

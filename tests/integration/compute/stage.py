@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.compute.model import Allocation, Deadlines, Limits
-from penstock.compute.ports import OpenFunds
+from penstock.compute.ports import NoSecrets, OpenFunds
 from penstock.compute.service.create import Create
 from penstock.compute.service.release import Release
 from penstock.compute.store import allocations
@@ -78,7 +78,7 @@ class World:
         """Ask for an allocation in a transaction of its own."""
         request = AllocationCreate(**{"sku": "g1.1"} | body)  # pyright: ignore[reportArgumentType]
         async with self.db.transaction() as tx:
-            return await Create(OpenFunds(), self.limits)(tx, caller or someone(), request)
+            return await Create(OpenFunds(), NoSecrets(), self.limits)(tx, caller or someone(), request)
 
     async def release(self, allocation_id: str, caller: Caller | None = None, reason: str = "") -> Allocation:
         """Ask for its end."""

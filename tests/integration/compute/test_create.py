@@ -17,6 +17,7 @@ from penstock.compute.errors import (
     UnknownSku,
 )
 from penstock.compute.model import Allocation, State
+from penstock.compute.ports import NoSecrets
 from penstock.compute.service.create import Create
 from penstock.compute.service.waiting import Waiting
 from penstock.compute.store import catalogue
@@ -114,7 +115,7 @@ async def test_policy_quota_funds_and_shape_each_have_their_own_refusal(world: W
 
     async with world.db.transaction() as tx:
         with pytest.raises(InsufficientFunds):
-            await Create(Broke(), world.limits)(tx, someone(), AllocationCreate(sku="g1.1"))
+            await Create(Broke(), NoSecrets(), world.limits)(tx, someone(), AllocationCreate(sku="g1.1"))
 
 
 async def test_concurrent_creates_never_pass_the_quota(world: World) -> None:

@@ -222,6 +222,8 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
             "command": [],
             "ports": [80],
             "wait_s": 5,
+            "secrets": [],
+            "runtime": None,
         },
     ),
     ("alloc list --state active --sku g1.1", "GET", "/allocations", page([ACTIVE]), None),

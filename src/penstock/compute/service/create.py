@@ -3,11 +3,12 @@
 Locks are taken in the order account, quota, slots.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.compute.errors import OutOfCapacity, Policy, QuotaExceeded
 from penstock.compute.model import Allocation, Draft, Limits, Purpose, Sku
-from penstock.compute.ports import Funds
+from penstock.compute.ports import Funds, Secrets
 from penstock.compute.service import validate
 from penstock.compute.service.place import Placed, place
 from penstock.compute.store import allocations, catalogue, sweeps
@@ -19,6 +20,7 @@ from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
 from penstock.wire.rest import AllocationCreate
+from penstock.wire.tasks import SecretRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Create:
     """The use case, with what it asks of others."""
 
     funds: Funds
+    secrets: Secrets
     limits: Limits
 
     async def __call__(
@@ -35,7 +38,8 @@ class Create:
         _allow(caller)
         validate.request(body)
         offer = validate.shape(await catalogue.sku(tx, body.sku), name=body.sku, gpus=body.gpus)
-        draft = _draft(caller, body, offer, purpose)
+        secrets = await self.secrets.refer(tx, project_id=caller.project_id, uses=body.secrets) if body.secrets else []
+        draft = _draft(caller, body, offer, purpose, secrets)
         await self.funds.check(
             tx,
             organisation_id=caller.organisation_id,
@@ -87,7 +91,7 @@ def _allow(caller: Caller) -> None:
         raise Policy(f"policy: {error.detail}") from error
 
 
-def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose) -> Draft:
+def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose, secrets: Sequence[SecretRef]) -> Draft:
     allocation_id = new_id("alc")
     return Draft(
         id=allocation_id,
@@ -102,7 +106,11 @@ def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose)
         env=body.env,
         command=body.command,
         ports=body.ports,
+        secrets=secrets,
+        egress=[],
+        runtime="",
         unit_id=allocation_id,
+        stock_id=None,
         price_microusd_per_hour=offer.price_microusd_per_gpu_hour * body.gpus,
         memory_bytes=offer.memory_bytes_per_gpu * body.gpus,
         cpus=offer.cpus_per_gpu * body.gpus,
