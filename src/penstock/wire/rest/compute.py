@@ -1,0 +1,125 @@
+"""SKUs, quotas and allocations."""
+
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.wire.rest.common import Body, Labels, Name, Slug
+
+
+class SkuPut(Body, frozen=True):
+    """Define or change an offer; operators only. The price of running allocations does not change."""
+
+    description: Annotated[str, Meta(max_length=255)]
+    gpu_model: Annotated[str, Meta(max_length=127)]
+    gpu_counts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=32)]
+    price_microusd_per_gpu_hour: Annotated[int, Meta(ge=0, le=10**12)]
+    memory_bytes_per_gpu: Annotated[int, Meta(ge=64 << 20, le=1 << 44)]
+    cpus_per_gpu: Annotated[float, Meta(gt=0, le=1024)]
+    processes_max: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
+    scratch_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 10 << 30
+    enabled: bool = True
+
+
+class Sku(msgspec.Struct, frozen=True, kw_only=True):
+    """An offer. `gpu_model` is a model name or `*`."""
+
+    name: str
+    description: str
+    gpu_model: str
+    gpu_counts: list[int]
+    price_microusd_per_gpu_hour: int
+    memory_bytes_per_gpu: int
+    cpus_per_gpu: float
+    processes_max: int
+    scratch_bytes: int
+    enabled: bool
+    gpus_free: int
+
+
+class QuotaPut(Body, frozen=True):
+    """How many GPUs a project may hold at once."""
+
+    gpus_max: Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """A project's limit and what it uses now."""
+
+    project_id: str
+    gpus_max: int
+    gpus_used: int
+
+
+class SecretUse(Body, frozen=True):
+    """A secret of the project for a unit: the file /run/secrets/<name> and, if `env` is given, that variable."""
+
+    name: Slug
+    env: Annotated[str, Meta(max_length=128)] = ""
+
+
+class AllocationCreate(Body, frozen=True):
+    """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once. `runtime` names an
+    environment of the project's, built from a lock file, in place of the image's own."""
+
+    sku: Slug
+    gpus: int = 1
+    name: Name | None = None
+    image: Annotated[str, Meta(max_length=255)] = "python:3"
+    labels: Labels = {}
+    env: Annotated[dict[str, str], Meta(max_length=64)] = {}
+    command: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=256)] = []
+    ports: Annotated[list[Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=32)] = []
+    secrets: Annotated[list[SecretUse], Meta(max_length=32)] = []
+    runtime: Slug | None = None
+    wait_s: Annotated[int, Meta(ge=0, le=7 * 24 * 3600)] = 0
+
+
+class AllocationUpdate(Body, frozen=True):
+    """Change the name or the labels."""
+
+    name: Name | None = None
+    labels: Labels | None = None
+
+
+class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One move of the state machine."""
+
+    state: str
+    at: datetime
+    reason: str
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim of a project on a slice of a node. `reason` says why it waits, failed or is being released."""
+
+    id: str
+    project_id: str
+    name: str | None
+    purpose: str
+    sku: str
+    gpus: int
+    image: str
+    state: str
+    reason: str
+    labels: dict[str, str]
+    ports: list[int]
+    node_id: str | None
+    gpu_uuids: list[str]
+    simulated: bool
+    price_microusd_per_hour: int
+    created_at: datetime
+    active_at: datetime | None
+    ended_at: datetime | None
+    deadline_at: datetime | None
+    version: int
+    access_urls: dict[str, str]
+    timeline: list[TimelineEntry] = []
+
+
+class ReleaseRequest(Body, frozen=True):
+    """Why; shown on the allocation."""
+
+    reason: Annotated[str, Meta(max_length=255)] = ""
