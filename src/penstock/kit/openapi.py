@@ -17,7 +17,7 @@ from litestar.types import ControllerRouterHandler
 
 from penstock.wire import rest
 
-_PAGE: Final = re.compile(rb"Page_penstock\.wire\.rest\.(\w+?)_")
+_PAGE: Final = re.compile(rb"Page_penstock\.wire\.rest\.\w+\.(\w+?)_")
 _METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 _FAILURE: Final = {
     "description": "Refused or failed; `error.code` is stable.",
