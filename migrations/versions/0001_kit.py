@@ -52,6 +52,7 @@ STATEMENTS = (
     """,
     "create index outbox_project on kit.outbox (project_id, tx, seq)",
     "create index outbox_tx on kit.outbox (tx, seq)",
+    "create index outbox_correlation on kit.outbox (correlation_id)",
     """
     create table kit.inbox (
         consumer text not null,
@@ -83,15 +84,36 @@ STATEMENTS = (
         organisation_id text,
         project_id text,
         correlation_id text not null,
-        detail jsonb not null
+        detail jsonb not null,
+        seq bigint generated always as identity,
+        tx xid8 not null default pg_current_xact_id()
     )
     """,
+    "create index audit_tx on kit.audit (tx, seq)",
     "create index audit_project on kit.audit (project_id, id)",
     "create index audit_organisation on kit.audit (organisation_id, id)",
     "create index audit_correlation on kit.audit (correlation_id)",
     """
     create function kit.refuse_change() returns trigger language plpgsql as
     $$ begin raise exception '% is append-only', tg_table_name; end $$
+    """,
+    # One chain per organisation, and one of the platform's own rows. Linked after the commit, in the order of the feed,
+    # so that the requests that write audit rows never wait for one another.
+    """
+    create table kit.audit_chain (
+        chain text not null,
+        position bigint not null,
+        audit_id text not null unique,
+        hash bytea not null,
+        linked_at timestamptz not null default clock_timestamp(),
+        primary key (chain, position)
+    )
+    """,
+    "create table kit.audit_progress (tx xid8 not null, seq bigint not null)",
+    "insert into kit.audit_progress values ('0', 0)",
+    """
+    create trigger audit_chain_append_only before update or delete or truncate on kit.audit_chain
+        for each statement execute function kit.refuse_change()
     """,
     """
     create trigger audit_append_only before update or delete or truncate on kit.audit

@@ -150,6 +150,7 @@ STATEMENTS = (
     "create index tasks_allocation on fleet.tasks (allocation_id) where state in ('queued', 'leased')",
     "create index tasks_expiry on fleet.tasks (expires_at) where state in ('queued', 'leased')",
     "create index tasks_link on fleet.tasks (leased_by) where state = 'leased'",
+    "create index tasks_correlation on fleet.tasks (correlation_id)",
     "create index tasks_finished on fleet.tasks (finished_at) where finished_at is not null",
     # The contract with placement: what may be claimed, as far as the fleet knows.
     """

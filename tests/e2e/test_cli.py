@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import takewhile
+from pathlib import Path
 
 import pytest
 
@@ -195,8 +196,40 @@ def test_the_life_of_an_allocation_is_followed_live(stack: Cloud) -> None:
     ]
     past = [item["event_type"] for item in stack.json("events", "--aggregate", allocation)["items"]]
     assert past == mine
-    actions = {item["action"] for item in stack.json("audit", "--target", allocation)["items"]}
+    actions = {item["action"] for item in stack.json("audit", "list", "--target", allocation)["items"]}
     assert {"allocations.create", "allocations.release"} <= actions
+
+
+def test_the_evidence_of_a_request_is_complete(stack: Cloud) -> None:
+    allocation = stack.json("alloc", "create", "--sku", "g1.1", "--wait")["id"]
+    stack.json("alloc", "release", allocation, "--wait")
+    rows = stack.json("audit", "list", "--target", allocation, "--action", "allocations.create")["items"]
+    found = stack.json("evidence", rows[0]["correlation_id"])
+    assert [entry["action"] for entry in found["audit"]] == ["allocations.create"]
+    assert {"provisioning.requested", "provisioning.active"} <= {event["event_type"] for event in found["events"]}
+    assert ("unit.start", "succeeded") in {(task["type"], task["state"]) for task in found["tasks"]}
+    assert "start_unit" in {step["detail"] for step in found["sagas"]}
+    assert found["missing"] == []
+    assert {"worker", "agent"} & {line["process"] for line in found["logs"]}
+    shown = stack.run("evidence", rows[0]["correlation_id"])
+    assert {"audit", "event", "task", "saga", "log"} <= {line.split()[2] for line in shown.stdout.splitlines()[1:]}
+    assert stack.run("evidence", "cor_unknown").returncode == 4
+
+
+def test_the_audit_log_verifies_on_this_machine_and_offline(stack: Cloud, tmp_path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while any(chain["unlinked"] for chain in stack.json("audit", "chains")["items"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    anchor, export = tmp_path / "anchor.json", tmp_path / "audit.jsonl"
+    anchor.write_text(json.dumps(stack.json("audit", "chains")))
+    assert all(found["holds"] for found in stack.json("audit", "verify", "--anchor", str(anchor))["items"])
+    assert stack.run("audit", "export", "--file", str(export)).returncode == 0
+    assert stack.run("audit", "verify", "--file", str(export)).returncode == 0
+    lines = export.read_text().splitlines()
+    export.write_text("\n".join([lines[0].replace('"actor_kind":"', '"actor_kind":"x'), *lines[1:]]) + "\n")
+    refused = stack.run("audit", "verify", "--file", str(export))
+    assert (refused.returncode, "was changed" in refused.stdout) == (5, True)
 
 
 def test_a_cordoned_node_takes_nothing_new(stack: Cloud) -> None:

@@ -1,4 +1,4 @@
-"""What happened: events, the audit log, dead letters."""
+"""What happened: events and dead letters."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import typer
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import cell, clean, csv_cell
-from penstock.wire.rest import AuditEntry, DeadLetterOut, EventOut
+from penstock.wire.rest import DeadLetterOut, EventOut
 
 app = group("feed", "What happened.")
 dead_letters = group("dead-letters", "Events that the broker refused for good; operators only.")
@@ -20,14 +20,6 @@ EVENT_COLUMNS: list[Column[EventOut]] = [
     Column("aggregate", lambda event: event.aggregate_id),
     Column("version", lambda event: event.version),
     Column("payload", lambda event: json.dumps(event.payload, ensure_ascii=False)),
-]
-AUDIT_COLUMNS: list[Column[AuditEntry]] = [
-    Column("at", lambda entry: entry.at),
-    Column("actor", lambda entry: entry.actor_id),
-    Column("action", lambda entry: entry.action),
-    Column("target", lambda entry: entry.target_id),
-    Column("correlation", lambda entry: entry.correlation_id),
-    Column("detail", lambda entry: json.dumps(entry.detail, ensure_ascii=False)),
 ]
 DEAD_LETTER_COLUMNS: list[Column[DeadLetterOut]] = [
     Column("event", lambda letter: letter.event_id),
@@ -72,23 +64,6 @@ def _print_now(session: Session, event: EventOut) -> None:
     else:
         session.output.line("  ".join(map(clean, cells)))
     sys.stdout.flush()
-
-
-@command(app, "audit", example="penstock audit --limit 20 -o csv")
-def audit(
-    session: Session,
-    action: Annotated[str | None, typer.Option(help="Only this action.")] = None,
-    actor: Annotated[str | None, typer.Option(help="Only of this principal.")] = None,
-    target: Annotated[str | None, typer.Option(help="Only on this object.")] = None,
-    correlation: Annotated[str | None, typer.Option(help="Only of this request.")] = None,
-    limit: Limit = 100,
-) -> None:
-    """Show who did what."""
-    with session.client() as client:
-        listed = client.audit.list(
-            action=action, actor_id=actor, target_id=target, correlation_id=correlation, limit=limit
-        )
-        session.output.items(listed, AUDIT_COLUMNS)
 
 
 @command(dead_letters, "list", example="penstock dead-letters list")

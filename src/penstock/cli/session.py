@@ -156,6 +156,9 @@ def command(
     """Declare a command. `passes_on` leaves what follows its first argument and options to the command that it runs."""
 
     def declare(function: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
+        # A group's own help shows the example of its first command.
+        if not isinstance(app.info.epilog, str):
+            app.info.epilog = f"\b\nExample:\n  {example}"
         app.command(
             name,
             cls=PassingCommand if passes_on else QuickCommand,

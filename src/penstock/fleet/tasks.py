@@ -170,3 +170,8 @@ async def page(conn: Reader, caller: Caller, node_id: str, *, before: int, limit
     if await node_rows.find(conn, node_id) is None:
         raise NotFound("no node with this id")
     return await task_rows.page(conn, node_id, before=before, limit=limit)
+
+
+async def of_request(conn: Reader, correlation_id: str, *, limit: int) -> list[Task]:
+    """What nodes were asked on behalf of one request, oldest first. The caller checks who may see it."""
+    return await task_rows.of_request(conn, correlation_id, limit=limit)

@@ -73,6 +73,8 @@ OPERATOR_ACTIONS: Final = frozenset(
         "users.write",
         "dead_letters.read",
         "dead_letters.write",
+        "audit.export",
+        "evidence.read",
     }
 )
 

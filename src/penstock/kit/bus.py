@@ -11,6 +11,8 @@ from typing import Final
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
@@ -65,6 +67,24 @@ class Bus:
                 _log.exception("hint_failed", subject=message.subject)
 
         await self.client.subscribe(subject, queue=queue, cb=receive, pending_msgs_limit=65536)
+
+    async def ask(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes | None:
+        """Another process's answer; none when nobody answers in time. For people's questions, never for decisions."""
+        try:
+            return (await self.client.request(subject, payload, timeout=timeout_s)).data
+        except (NatsTimeoutError, NoRespondersError, ConnectionClosedError):
+            return None
+
+    async def on_ask(self, subject: str, answer: Callable[[bytes], Awaitable[bytes]], *, queue: str) -> None:
+        """Answer questions, in one of the processes that share `queue`; a failure leaves the question unanswered."""
+
+        async def receive(message: Msg) -> None:
+            try:
+                await message.respond(await answer(message.data))
+            except Exception:  # noqa: BLE001 (the subscription outlives one bad question)
+                _log.exception("ask_failed", subject=message.subject)
+
+        await self.client.subscribe(subject, queue=queue, cb=receive, pending_msgs_limit=256)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
         """Create the stream, or bring it to this configuration."""

@@ -39,13 +39,21 @@ select tx::text as tx, seq, event_id, type, aggregate_id, version, project_id, c
 _OLDEST_FIRST: Final = _EVENTS.format(beyond=">", order="asc")
 _NEWEST_FIRST: Final = _EVENTS.format(beyond="<", order="desc")
 _AUDIT: Final = """
-select id, at, actor_id, actor_kind, action, target_id, project_id, correlation_id, detail
+select id, at, actor_id, actor_kind, action, target_id, organisation_id, project_id, correlation_id, detail
   from kit.audit
  where (project_id = $1 or ($2 and project_id is null)) and ($3::text is null or id < $3)
    and ($4::text is null or actor_id = $4) and ($5::text is null or action = $5)
    and ($6::text is null or target_id = $6) and ($7::text is null or correlation_id = $7)
  order by id desc
  limit $8
+"""
+_AUDIT_OF_REQUEST: Final = """
+select id, at, actor_id, actor_kind, action, target_id, organisation_id, project_id, correlation_id, detail
+  from kit.audit where correlation_id = $1 order by seq limit $2
+"""
+_EVENTS_OF_REQUEST: Final = """
+select tx::text as tx, seq, event_id, type, aggregate_id, version, project_id, correlation_id, occurred_at, payload
+  from kit.outbox where correlation_id = $1 order by seq limit $2
 """
 
 #: A transaction and a sequence number: after which event to go on.
@@ -150,6 +158,17 @@ async def list_audit(conn: Reader, caller: Caller, only: AuditFilter, page: Page
     shown = [AuditEntry(**dict(row)) for row in rows[: page.limit]]
     more = len(rows) > page.limit
     return Page(items=shown, next_cursor=encode_cursor("u", shown[-1].id) if more else None)
+
+
+async def audit_of_request(conn: Reader, correlation_id: str, *, limit: int) -> list[AuditEntry]:
+    """What one request did, in all projects, oldest first."""
+    rows = await conn.fetch(_AUDIT_OF_REQUEST, correlation_id, limit)
+    return [AuditEntry(**dict(row)) for row in rows]
+
+
+async def events_of_request(conn: Reader, correlation_id: str, *, limit: int) -> list[EventOut]:
+    """The facts that one request led to, in all projects, oldest first."""
+    return [_event(row) for row in await conn.fetch(_EVENTS_OF_REQUEST, correlation_id, limit)]
 
 
 def _audit_position(text: str | None) -> str | None:

@@ -6,7 +6,7 @@ from litestar import Router, delete, get, post
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import Stream
 
-from penstock.kit import deadletters, feed
+from penstock.kit import auditchain, deadletters, feed
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.feed import AuditFilter, EventFilter, Feed
@@ -72,7 +72,19 @@ def _audit(db: Database) -> list[Any]:
         async with db.read() as conn:
             return await feed.list_audit(conn, caller, only, page)
 
-    return [list_audit]
+    @get("/audit/chains", operation_id="listAuditChains", tags=["audit"])
+    async def list_chains(caller: Caller) -> list[rest.AuditChain]:
+        """The audit log's hash chains, one per organisation and `platform`, and where each ends; operators only."""
+        async with db.read() as conn:
+            return await auditchain.chains(conn, caller)
+
+    @get("/audit/chains/{chain:str}", operation_id="readAuditChain", tags=["audit"])
+    async def read_chain(caller: Caller, page: PageQuery, chain: str) -> rest.Page[rest.ChainedAudit]:
+        """A chain from its beginning: enough to verify it without trusting the server; operators only."""
+        async with db.read() as conn:
+            return await auditchain.page(conn, caller, chain, page)
+
+    return [list_audit, list_chains, read_chain]
 
 
 def _dead_letters(db: Database) -> list[Any]:

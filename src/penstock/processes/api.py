@@ -22,10 +22,13 @@ from penstock.compute.ports import NoSecrets, OpenFunds
 from penstock.fleet import routes as fleet_routes
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
+from penstock.flows import evidence
+from penstock.flows.evidence import Collector
 from penstock.identity import routes as identity_routes
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
 from penstock.identity.directory import Directory
 from penstock.kit import bus, db, feedroutes, http, openapi, process, serving, settings
+from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge
 from penstock.kit.feed import Feed
@@ -77,6 +80,7 @@ class Parts:
     authenticator: Authenticator
     live: Feed
     enrolment: Enrolment
+    bus: Bus
 
 
 def compose(parts: Parts, settings: Settings) -> Litestar:
@@ -90,6 +94,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
             OpenFunds(), NoSecrets(), Directory(), database, limits=limits, gateway_url=settings.gateway_url
         ),
         feedroutes.router(database, parts.live),
+        evidence.router(Collector(database, parts.bus)),
     ]
     return http.application(
         [Router(path="/api/v1", route_handlers=domains), *_probes(database)],
@@ -134,7 +139,7 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     enrolment = Enrolment(
         Path(settings.pki_dir), Addresses(api_url=settings.api_url, link_url=settings.link_url), Config()
     )
-    parts = Parts(database=database, authenticator=authenticator, live=live, enrolment=enrolment)
+    parts = Parts(database=database, authenticator=authenticator, live=live, enrolment=enrolment, bus=nats_bus)
     app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies))
     process.settle_memory()
     if workers.first:

@@ -1,4 +1,4 @@
-"""The relay: outbox → JetStream, and the sweeps of what has served its time."""
+"""The relay: outbox → JetStream, the audit log's chains, and the sweeps of what has served its time."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.kit import bus, db, process, retention, settings
+from penstock.kit import auditchain, bus, db, process, retention, settings
 from penstock.kit.bus import EVENTS
 from penstock.kit.db import Database
 from penstock.kit.relay import Relay
@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "json"
     ops_port: int = 9104
     stream_check_s: Annotated[float, Meta(ge=0.1, le=60)] = 3.0
+    audit_link_s: Annotated[float, Meta(ge=0.1, le=3600)] = 1.0
     sweep_every_s: Annotated[float, Meta(ge=1, le=86_400)] = 3600.0
     events_keep_days: Annotated[int, Meta(ge=1, le=3650)] = 30
     idempotency_keep_hours: Annotated[int, Meta(ge=24, le=24 * 365)] = 24
@@ -53,6 +54,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(process.every(settings.stream_check_s, ensure_stream, name="ensure_stream"))
         tasks.create_task(publish())
+        tasks.create_task(process.every(settings.audit_link_s, lambda: auditchain.extend(database), name="audit_chain"))
         tasks.create_task(process.every(settings.sweep_every_s, lambda: _sweep(database, settings), name="retention"))
 
 

@@ -22,7 +22,7 @@ from penstock.fleet.model import Config
 from penstock.fleet.pki import TaskSigner
 from penstock.fleet.sweeper import Sweeper
 from penstock.fleet.tasks import Tasks
-from penstock.flows import hosting
+from penstock.flows import history, hosting
 from penstock.flows.activities import Activities, Timing
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
@@ -77,6 +77,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     outcomes, sagas = Outcomes(), Sagas()
     await outcomes.watch(nats_bus)
     await sagas.watch(nats_bus)
+    await history.answer(nats_bus, sagas)
     activities = Activities(
         database,
         Advance(slots, settings.limits),

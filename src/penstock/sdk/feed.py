@@ -1,5 +1,8 @@
 """What happened: events, the audit log, and events that the broker refused."""
 
+import builtins
+from urllib.parse import quote
+
 from penstock.sdk.protocol import Listing, Steps, call, identifier
 from penstock.sdk.resources import Resource, X, listing, operation, stream
 from penstock.sdk.sse import Follower
@@ -51,6 +54,21 @@ class Audit(Resource[X]):
         """Entries, newest first."""
         query = {"action": action, "actor_id": actor_id, "target_id": target_id, "correlation_id": correlation_id}
         return Listing(path="/audit", answer=Page[rest.AuditEntry], query=query, limit=limit)
+
+    @operation
+    def chains(self) -> Steps[builtins.list[rest.AuditChain]]:
+        """Every hash chain and where it ends; operators only."""
+        return call("GET", "/audit/chains", builtins.list[rest.AuditChain])
+
+    @listing
+    def links(self, chain: str) -> Listing[rest.ChainedAudit]:
+        """One chain from its beginning; operators only."""
+        return Listing(path=f"/audit/chains/{quote(chain, safe='')}", answer=Page[rest.ChainedAudit])
+
+    @operation
+    def evidence(self, correlation_id: str) -> Steps[rest.Evidence]:
+        """Everything that belongs to one request; operators only."""
+        return call("GET", f"/evidence/{quote(correlation_id, safe='')}", rest.Evidence)
 
 
 class DeadLetters(Resource[X]):

@@ -1,6 +1,7 @@
 """Every NATS subject, as functions. No subject is spelt anywhere else.
 
 `evt.` carries facts, published by the relay alone. `hint.` carries "something changed, look": lossy, on core NATS.
+`ask.` carries people's questions to other processes, and their answers; nothing is decided by them.
 """
 
 from typing import Final
@@ -13,6 +14,9 @@ OUTBOX: Final = "hint.outbox"
 CAPACITY: Final = "hint.capacity"
 #: A key, session or node was revoked: gateways look at once instead of at their next check.
 REVOKED: Final = "hint.revoked"
+
+#: Asked of the workers, which alone talk to Temporal: what an allocation's sagas did.
+SAGA_HISTORY: Final = "ask.saga_history"
 
 ALL_ALLOCATIONS: Final = "hint.allocation.*"
 ALL_TASKS_DONE: Final = "hint.task.*"

@@ -109,10 +109,12 @@ AUDIT = {
     "actor_kind": "user",
     "action": "allocations.create",
     "target_id": ALC,
+    "organisation_id": "org_1",
     "project_id": PRJ,
     "correlation_id": "cor",
     "detail": {},
 }
+EVIDENCE = {"correlation_id": "cor", "audit": [AUDIT], "events": [], "tasks": [], "sagas": [], "missing": []}
 LETTER = {
     "event_id": EVT,
     "event_type": "a.b",
@@ -231,7 +233,7 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
     (f"alloc update {ALC} --label a=2", "PATCH", f"/allocations/{ALC}", ACTIVE, {"name": None, "labels": {"a": "2"}}),
     (f"alloc release {ALC} --reason done", "POST", f"/allocations/{ALC}/release", ACTIVE, {"reason": "done"}),
     ("events --type a.b", "GET", "/events", page([EVENT]), None),
-    ("audit --action allocations.create", "GET", "/audit", page([AUDIT]), None),
+    ("audit list --action allocations.create", "GET", "/audit", page([AUDIT]), None),
     ("dead-letters list", "GET", "/dead-letters", page([LETTER]), None),
     (f"dead-letters requeue {EVT}", "POST", f"/dead-letters/{EVT}/requeue", None, None),
     (f"dead-letters discard {EVT}", "DELETE", f"/dead-letters/{EVT}", None, None),

@@ -256,3 +256,13 @@ async def page(conn: Reader, node_id: str, *, before: int, limit: int) -> list[T
         limit,
     )
     return [Task(**_values(row)) for row in rows]
+
+
+async def of_request(conn: Reader, correlation_id: str, *, limit: int) -> list[Task]:
+    """Tasks of one request on all nodes, oldest first."""
+    rows = await conn.fetch(
+        f"select {_COLUMNS} from fleet.tasks where correlation_id = $1 order by seq limit $2",  # noqa: S608
+        correlation_id,
+        limit,
+    )
+    return [Task(**_values(row)) for row in rows]

@@ -16,7 +16,15 @@ from penstock.wire.rest.compute import (
     SkuPut,
     TimelineEntry,
 )
-from penstock.wire.rest.feed import AuditEntry, DeadLetterOut, EventOut
+from penstock.wire.rest.feed import (
+    AuditChain,
+    AuditEntry,
+    ChainedAudit,
+    DeadLetterOut,
+    EventOut,
+    Evidence,
+    SagaStep,
+)
 from penstock.wire.rest.fleet import (
     Enrolled,
     EnrolmentToken,
@@ -51,8 +59,10 @@ __all__ = [
     "Allocation",
     "AllocationCreate",
     "AllocationUpdate",
+    "AuditChain",
     "AuditEntry",
     "Body",
+    "ChainedAudit",
     "DeadLetterOut",
     "EnrolRequest",
     "Enrolled",
@@ -61,6 +71,7 @@ __all__ = [
     "ErrorBody",
     "ErrorDetail",
     "EventOut",
+    "Evidence",
     "Key",
     "KeyCreate",
     "KeyCreated",
@@ -83,6 +94,7 @@ __all__ = [
     "QuotaPut",
     "ReleaseRequest",
     "RenewRequest",
+    "SagaStep",
     "SecretUse",
     "ServiceAccount",
     "ServiceAccountCreate",

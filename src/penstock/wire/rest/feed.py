@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.wire.rest.fleet import Task
+
 
 class EventOut(msgspec.Struct, frozen=True, kw_only=True):
     """A fact, as in the stream. `cursor` resumes after it."""
@@ -29,9 +31,29 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     actor_kind: str
     action: str
     target_id: str
+    organisation_id: str | None
     project_id: str | None
     correlation_id: str
     detail: dict[str, Any]
+
+
+class ChainedAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """One link of an audit chain: `hash` covers the entry and the one before it. No entry: its row is gone."""
+
+    position: int
+    audit_id: str
+    hash: str
+    entry: AuditEntry | None
+
+
+class AuditChain(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain: an organisation's, or `platform`. `unlinked` rows were written a moment ago and follow."""
+
+    chain: str
+    position: int
+    hash: str
+    linked_at: datetime | None
+    unlinked: int
 
 
 class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,3 +66,23 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
     occurred_at: datetime
     attempts: int
     last_error: str
+
+
+class SagaStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of an allocation's saga."""
+
+    allocation_id: str
+    at: datetime
+    what: str
+    detail: str = ""
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that belongs to one request, oldest first. `missing` names what could not be asked, and why."""
+
+    correlation_id: str
+    audit: list[AuditEntry]
+    events: list[EventOut]
+    tasks: list[Task]
+    sagas: list[SagaStep]
+    missing: list[str]
