@@ -23,6 +23,8 @@ STATEMENTS = (
         boot_id text not null default '',
         driver_version text not null default '',
         labels jsonb not null default '{}',
+        -- When a draining node's allocations are released.
+        release_at timestamptz,
         state_changed_at timestamptz not null default now(),
         created_at timestamptz not null default now(),
         check (state in ('pending', 'enrolled', 'ready', 'cordoned', 'draining', 'unreachable', 'lost', 'retired'))

@@ -33,6 +33,7 @@ ENTRIES: Final[dict[str, Entry]] = {
     "service-account": Entry("Principals for programs.", module("penstock.cli.principals", "service_accounts")),
     "user": Entry("People.", module("penstock.cli.principals", "users")),
     "org": Entry("Organisations: customers that own projects.", module("penstock.cli.principals", "organisations")),
+    "fleet": Entry("The fleet at a glance, and what is stuck.", module("penstock.cli.fleet")),
     "node": Entry("GPU hosts: enrol them and look after them.", module("penstock.cli.nodes")),
     "audit": Entry("Who did what, and the proof that the log was not changed.", module("penstock.cli.audit")),
     "evidence": Entry("Gather everything that belongs to one request.", module("penstock.cli.evidence"), inside=True),

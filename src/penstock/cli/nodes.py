@@ -1,14 +1,15 @@
 """GPU hosts, for operators."""
 
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli.errors import CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import size
+from penstock.cli.text import seconds, size
 from penstock.wire.rest import EnrolmentToken, Node, NodeGpu, Task
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ COLUMNS: list[Column[Node]] = [
     Column("gpus free", lambda node: f"{node.gpus_free}/{node.gpus_total}"),
     Column("simulated", lambda node: node.simulated),
     Column("last heartbeat", lambda node: node.last_heartbeat_at),
+    Column("release at", lambda node: node.release_at),
     Column("reason", lambda node: node.state_reason),
 ]
 DETAIL_COLUMNS: list[Column[Node]] = [
@@ -52,6 +54,8 @@ TASK_COLUMNS: list[Column[Task]] = [
     Column("created", lambda task: task.created_at),
     Column("finished", lambda task: task.finished_at),
 ]
+
+_DRAIN_LOOK_S: Final = 2.0
 
 NodeId = Annotated[str, typer.Argument(help="The node's id (nod_…).")]
 Reason = Annotated[str, typer.Option(help="Why; shown on the node and in the audit log.")]
@@ -122,10 +126,22 @@ def uncordon(session: Session, node_id: NodeId, reason: Reason = "") -> None:
     _change(session, lambda client: client.nodes.uncordon(node_id, reason=reason))
 
 
-@command(app, "drain", example="penstock node drain nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason maintenance")
-def drain(session: Session, node_id: NodeId, reason: Reason = "") -> None:
-    """Release what runs on a node and place nothing new on it."""
-    _change(session, lambda client: client.nodes.drain(node_id, reason=reason))
+@command(app, "drain", example="penstock node drain nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --grace 2h --wait")
+def drain(
+    session: Session,
+    node_id: NodeId,
+    grace: Annotated[str, typer.Option(help="How long what runs there may go on, such as 90s, 30m, 2h or 1d.")] = "0s",
+    wait: Annotated[bool, typer.Option("--wait", help="Return when nothing is left on the node.")] = False,
+    reason: Reason = "",
+) -> None:
+    """Place nothing new on a node, and release what still runs there after the grace."""
+    grace_s = seconds(grace, field="grace")
+    with session.client() as client:
+        node = client.nodes.drain(node_id, grace_s=grace_s, reason=reason)
+        while wait and (held := [gpu for gpu in client.nodes.get(node_id).gpus if gpu.allocation_id]):
+            notice(f"{len(held)} GPUs are still held" + (f", until {node.release_at}" if node.release_at else ""))
+            time.sleep(_DRAIN_LOOK_S)
+        session.output.item(client.nodes.get(node_id) if wait else node, COLUMNS)
 
 
 @command(app, "revoke", example="penstock node revoke nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason stolen")

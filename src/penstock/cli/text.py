@@ -4,6 +4,8 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from penstock.cli.errors import CliError
+
 #: Control characters of both sets, line and paragraph separators, and everything that changes the writing direction.
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 #: The same inside JSON, where line breaks stand between values.
@@ -61,3 +63,11 @@ def size(count: int) -> str:
             return f"{amount:.4g} {unit}"
         amount /= 1024
     return f"{amount:.4g} TiB"
+
+
+def seconds(text: str, *, field: str) -> int:
+    """A time such as 90s, 30m, 2h or 1d."""
+    found = re.fullmatch(r"(\d{1,9})([smhd])", text.strip())
+    if found is None:
+        raise CliError(f"{field} must be a number and s, m, h or d, such as 30m, not {clean(text)[:40]!r}", field=field)
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]

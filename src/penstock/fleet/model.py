@@ -177,6 +177,7 @@ class Node:
     agent_version: str
     labels: Mapping[str, str]
     created_at: datetime
+    release_at: datetime | None = None
     last_heartbeat_at: datetime | None = None
     certificate_expires_at: datetime | None = None
 

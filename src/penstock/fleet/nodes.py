@@ -23,15 +23,20 @@ class Nodes:
 
     async def cordon(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
         """No new work; what runs goes on."""
+        await node_rows.set_release(tx, node_id, None)
         return await _order(tx, caller, node_id, NodeEvent.CORDON, reason)
 
     async def uncordon(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
         """Take new work again."""
+        await node_rows.set_release(tx, node_id, None)
         return await _order(tx, caller, node_id, NodeEvent.UNCORDON, reason)
 
-    async def drain(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
-        """No new work, and what runs should leave."""
-        return await _order(tx, caller, node_id, NodeEvent.DRAIN, reason)
+    async def drain(self, tx: Tx, caller: Caller, node_id: str, reason: str, *, grace_s: int = 0) -> Node:
+        """No new work, and what runs should leave: by itself within the grace, else it is released. Draining again
+        sets the time anew."""
+        node = await _order(tx, caller, node_id, NodeEvent.DRAIN, reason)
+        await node_rows.set_release(tx, node_id, grace_s)
+        return node
 
     async def revoke(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
         """Its certificates stop working and its links close; only a recovery token brings it back."""
@@ -130,9 +135,9 @@ async def retired(conn: Reader) -> list[str]:
     return await node_rows.ids_in(conn, NodeState.RETIRED)
 
 
-async def draining(conn: Reader) -> list[str]:
-    """Nodes whose units should leave."""
-    return await node_rows.ids_in(conn, NodeState.DRAINING)
+async def draining(conn: Reader) -> list[tuple[str, datetime, bool]]:
+    """(node, when its allocations are released, whether that time has come) of each node that drains."""
+    return await node_rows.draining(conn)
 
 
 async def gateway_of(conn: Reader, node_id: str) -> str | None:

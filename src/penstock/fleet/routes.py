@@ -1,6 +1,7 @@
 """The REST routes of the fleet. Nodes are for operators; only enrolment is public, and its token is the credential."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -185,9 +186,9 @@ def _orders(orders: Nodes, claims: Claims, db: Database) -> list[Any]:
         return await follow(orders.uncordon, caller, node_id, data)
 
     @post("/nodes/{node_id:str}/drain", operation_id="drainNode", status_code=200)
-    async def drain(caller: Caller, node_id: str, data: rest.NodeStateChange) -> rest.Node:
-        """Give the node no new work and let what runs leave."""
-        return await follow(orders.drain, caller, node_id, data)
+    async def drain(caller: Caller, node_id: str, data: rest.NodeDrain) -> rest.Node:
+        """Give the node no new work and let what runs leave: by itself within the grace, else it is released."""
+        return await follow(partial(orders.drain, grace_s=data.grace_s), caller, node_id, data)
 
     @post("/nodes/{node_id:str}/revoke", operation_id="revokeNode", status_code=200)
     async def revoke(caller: Caller, node_id: str, data: rest.NodeStateChange) -> rest.Node:

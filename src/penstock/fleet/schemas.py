@@ -22,6 +22,7 @@ def node(value: Node, slots: Sequence[Slot], holders: Mapping[str, str], *, with
         last_heartbeat_at=value.last_heartbeat_at,
         certificate_expires_at=value.certificate_expires_at,
         created_at=value.created_at,
+        release_at=value.release_at,
         gpus=[gpu(slot, holders) for slot in slots] if with_gpus else [],
     )
 

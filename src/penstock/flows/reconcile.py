@@ -65,12 +65,16 @@ class NodeKeeper:
                 await self.release.node(tx, _ACTOR, node_id, "the node is lost", ended_at=ended_at)
 
     async def draining_nodes(self) -> None:
-        """What runs on a draining node leaves."""
+        """What runs on a draining node is told when it has to leave, and leaves then."""
         async with self.db.read() as conn:
             draining = await nodes.draining(conn)
-        for node_id in draining:
+        for node_id, at, due in draining:
             async with self.db.transaction() as tx:
-                await self.release.node(tx, _ACTOR, node_id, "the node is draining", ended_at=None)
+                if due:
+                    await self.release.node(tx, _ACTOR, node_id, "the node is draining", ended_at=None)
+                else:
+                    when = at.isoformat(timespec="seconds")
+                    await self.release.announce(tx, node_id, f"the node is draining: it will be released at {when}")
 
     async def exited_units(self) -> None:
         """A unit that has ended by itself gives its GPUs back."""

@@ -6,9 +6,10 @@ version after the change, so that consumers can tell order, gaps and repeats.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
-from penstock.kit.db import Tx
+from penstock.kit.db import Reader, Tx
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
@@ -59,3 +60,12 @@ async def append(tx: Tx, *events: Event) -> None:
 def wake(tx: Tx) -> None:
     """Ask the relay to look after this commit; for statements that insert outbox rows themselves."""
     tx.hint(subjects.OUTBOX)
+
+
+async def oldest_waiting(conn: Reader, *, older_than_s: float) -> datetime | None:
+    """When the oldest fact that still waits to be published was written, if that is longer ago than this."""
+    return await conn.fetchval(
+        "select occurred_at from kit.outbox where seq = (select min(seq) from kit.waiting where not dead)"
+        " and occurred_at < clock_timestamp() - make_interval(secs => $1)",
+        older_than_s,
+    )

@@ -22,7 +22,7 @@ from penstock.compute.ports import NoSecrets, OpenFunds
 from penstock.fleet import routes as fleet_routes
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
-from penstock.flows import evidence
+from penstock.flows import evidence, operations
 from penstock.flows.evidence import Collector
 from penstock.identity import routes as identity_routes
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
@@ -95,6 +95,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
         ),
         feedroutes.router(database, parts.live),
         evidence.router(Collector(database, parts.bus)),
+        operations.router(database),
     ]
     return http.application(
         [Router(path="/api/v1", route_handlers=domains), *_probes(database)],

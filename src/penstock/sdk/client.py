@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final, Generic
 from penstock.sdk.blocking import BlockingExecutor
 from penstock.sdk.compute import Allocations, Skus
 from penstock.sdk.feed import Audit, DeadLetters, Events
-from penstock.sdk.fleet import Nodes
+from penstock.sdk.fleet import Fleet, Nodes
 from penstock.sdk.identity import Keys, Organisations, Projects, ServiceAccounts, Users
 from penstock.sdk.protocol import Steps, call
 from penstock.sdk.resources import Resource, X, operation
@@ -29,6 +29,7 @@ class _Resources(Resource[X], Generic[X]):
         self.service_accounts = ServiceAccounts(executor)
         self.keys = Keys(executor)
         self.nodes = Nodes(executor)
+        self.fleet = Fleet(executor)
         self.skus = Skus(executor)
         self.allocations = Allocations(executor)
         self.events = Events(executor)

@@ -1,5 +1,7 @@
 """GPU hosts, for operators."""
 
+import builtins
+
 from penstock.sdk.protocol import Listing, Steps, call, identifier
 from penstock.sdk.resources import Resource, X, listing, operation
 from penstock.wire import rest
@@ -41,9 +43,10 @@ class Nodes(Resource[X]):
         return _change(node_id, "uncordon", reason)
 
     @operation
-    def drain(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
-        """Release what runs on it and place nothing new."""
-        return _change(node_id, "drain", reason)
+    def drain(self, node_id: str, *, grace_s: int = 0, reason: str = "") -> Steps[rest.Node]:
+        """Place nothing new on it, and release what still runs there after the grace."""
+        body = rest.NodeDrain(reason=reason, grace_s=grace_s)
+        return call("POST", f"{_node(node_id)}/drain", rest.Node, body=body)
 
     @operation
     def revoke(self, node_id: str, *, reason: str = "") -> Steps[rest.Node]:
@@ -66,6 +69,20 @@ class Nodes(Resource[X]):
     def tasks(self, node_id: str, *, limit: int | None = None) -> Listing[rest.Task]:
         """What the node was asked to do."""
         return Listing(path=f"{_node(node_id)}/tasks", answer=Page[rest.Task], limit=limit)
+
+
+class Fleet(Resource[X]):
+    """The fleet as a whole; operators only."""
+
+    @operation
+    def overview(self, *, nodes_max: int = 200) -> Steps[rest.FleetOverview]:
+        """Counts, and the busiest and the troubled nodes first."""
+        return call("GET", "/fleet/overview", rest.FleetOverview, query={"nodes_max": nodes_max})
+
+    @operation
+    def problems(self) -> Steps[builtins.list[rest.Problem]]:
+        """What does not get on by itself, why, and what to do."""
+        return call("GET", "/fleet/problems", builtins.list[rest.Problem])
 
 
 def _node(node_id: str) -> str:

@@ -59,7 +59,7 @@ async def test_a_life_from_registration_to_the_end(
             assert (await order(tx, operator, node_id, "because")).state == state
         assert await placeable(database) == (["GPU-0", "GPU-1"] if state == "ready" else [])
     async with database.read() as conn:
-        assert await queries.draining(conn) == [node_id]
+        assert [(found, due) for found, _, due in await queries.draining(conn)] == [(node_id, True)]
         assert await queries.reachable(conn, node_id)
         assert await queries.gateway_of(conn, node_id) == "gtw_1:1"
     async with database.transaction() as tx:

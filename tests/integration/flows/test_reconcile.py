@@ -173,6 +173,20 @@ async def test_failed_releases_that_are_not_due_do_not_hold_up_those_that_are(
     assert set(states.values()) == {State.RELEASE_FAILED}
 
 
+async def test_a_draining_node_keeps_its_work_until_the_grace_is_over(cloud: Cloud) -> None:
+    made = await cloud.settle((await cloud.create()).id)
+    await sql(cloud, "update fleet.nodes set state = 'draining', release_at = clock_timestamp() + interval '1 hour'")
+    keeper = keeper_of(cloud)
+    await keeper.draining_nodes()
+    warned = await cloud.world.row(made.id)
+    assert (warned.state, warned.reason.partition(":")[0]) == (State.ACTIVE, "the node is draining")
+    await keeper.draining_nodes()
+    assert (await cloud.world.row(made.id)).version == warned.version
+    await sql(cloud, "update fleet.nodes set release_at = clock_timestamp() - interval '1 second'")
+    await keeper.draining_nodes()
+    assert (await cloud.settle(made.id)).state is State.RELEASED
+
+
 async def test_a_draining_node_is_left(cloud: Cloud) -> None:
     row = await cloud.active()
     await sql(cloud, "update fleet.nodes set state = 'draining'")

@@ -53,6 +53,12 @@ class Release:
             await self._leave(tx, actor, current, reason, ended_at=ended_at)
         return len(found)
 
+    async def announce(self, tx: Tx, node_id: str, reason: str) -> None:
+        """Tell the owners of what runs on a node that it will have to leave; once for each reason."""
+        for current in await allocations.on_node(tx, node_id):
+            if current.state is State.ACTIVE and current.reason != reason:
+                await allocations.remark(tx, current, reason)
+
     async def _leave(
         self, tx: Tx, actor: Actor, current: Allocation, reason: str, *, ended_at: datetime | None = None
     ) -> Allocation:

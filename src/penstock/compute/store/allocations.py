@@ -178,6 +178,28 @@ async def rename(tx: Tx, current: Allocation, *, name: str | None, labels: dict[
     return of_row(row)
 
 
+async def remark(tx: Tx, current: Allocation, reason: str) -> None:
+    """Say something about an allocation that stays as it is."""
+    await tx.execute(
+        f"""
+        with changed as (
+            update compute.allocations set reason = $3, version = version + 1
+             where id = $1 and version = $2 returning *
+        )
+        insert into kit.outbox ({outbox.COLUMNS})
+        select $4, $5, id, version, organisation_id, project_id, $6, $7 from changed
+        """,  # noqa: S608
+        current.id,
+        current.version,
+        reason,
+        new_id("evt"),
+        UPDATED_FACT,
+        correlation_id(),
+        current.payload(state=current.state, reason=reason, node_id=current.node_id),
+    )
+    outbox.wake(tx)
+
+
 async def place(tx: Tx, allocation_id: str, *, node_id: str, deadline_s: float) -> None:
     """Note the node that a waiting request got; the caller holds the row's lock and its claims."""
     await tx.execute(

@@ -1,5 +1,6 @@
 """The rows of nodes. Only `move` writes a node's state: it compares the version and leaves the fact in the outbox."""
 
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -14,7 +15,7 @@ from penstock.kit.telemetry import correlation_id
 
 _COLUMNS = (
     "n.id, n.name, n.state, n.state_reason, n.desired, n.version, n.gpus_approved, n.gpus_reported, n.simulated,"
-    " n.production, n.agent_version, n.labels, n.created_at"
+    " n.production, n.agent_version, n.labels, n.created_at, n.release_at"
 )
 _SELECT = f"""
 select {_COLUMNS}, h.at as last_heartbeat_at,
@@ -98,6 +99,25 @@ async def ids_in(conn: Reader, *states: NodeState) -> list[str]:
     """The nodes that are in one of these states."""
     rows = await conn.fetch("select id from fleet.nodes where state = any($1) order by id", list(states))
     return [row["id"] for row in rows]
+
+
+async def set_release(tx: Tx, node_id: str, grace_s: int | None) -> None:
+    """When a draining node's allocations are released; none forgets it."""
+    await tx.execute(
+        "update fleet.nodes set release_at = clock_timestamp() + make_interval(secs => $2) where id = $1",
+        node_id,
+        grace_s,
+    )
+
+
+async def draining(conn: Reader) -> list[tuple[str, datetime, bool]]:
+    """(node, when its allocations are released, whether that time has come) of each node that drains."""
+    rows = await conn.fetch(
+        "select id, coalesce(release_at, clock_timestamp()) as at,"
+        " coalesce(release_at <= clock_timestamp(), true) as due"
+        " from fleet.nodes where state = 'draining' order by id"
+    )
+    return [(row["id"], row["at"], row["due"]) for row in rows]
 
 
 async def silent_s(conn: Reader, node_id: str) -> float | None:

@@ -31,6 +31,7 @@ from penstock.wire.rest.fleet import (
     EnrolmentTokenCreate,
     EnrolRequest,
     Node,
+    NodeDrain,
     NodeGpu,
     NodeStateChange,
     RenewRequest,
@@ -54,6 +55,7 @@ from penstock.wire.rest.identity import (
     UserCreate,
     Whoami,
 )
+from penstock.wire.rest.operations import FleetOverview, GpuCount, NodeLoad, Problem
 
 __all__ = [
     "Allocation",
@@ -72,6 +74,8 @@ __all__ = [
     "ErrorDetail",
     "EventOut",
     "Evidence",
+    "FleetOverview",
+    "GpuCount",
     "Key",
     "KeyCreate",
     "KeyCreated",
@@ -81,12 +85,15 @@ __all__ = [
     "MemberPut",
     "Name",
     "Node",
+    "NodeDrain",
     "NodeGpu",
+    "NodeLoad",
     "NodeStateChange",
     "Organisation",
     "OrganisationCreate",
     "Page",
     "PositiveCount",
+    "Problem",
     "Project",
     "ProjectCreate",
     "ProjectUpdate",

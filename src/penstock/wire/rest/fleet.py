@@ -80,6 +80,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat_at: datetime | None
     certificate_expires_at: datetime | None
     created_at: datetime
+    release_at: datetime | None = None
     gpus: list[NodeGpu] = []
 
 
@@ -87,6 +88,12 @@ class NodeStateChange(Body, frozen=True):
     """Why; shown on the node and in the audit log."""
 
     reason: Annotated[str, Meta(max_length=255)] = ""
+
+
+class NodeDrain(NodeStateChange, frozen=True):
+    """Why, and how long what runs there may go on before it is released."""
+
+    grace_s: Annotated[int, Meta(ge=0, le=30 * 24 * 3600)] = 0
 
 
 class SlotCleanup(Body, frozen=True):
