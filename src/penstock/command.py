@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.app import ENTRIES, app, run
 from penstock.cli.errors import CliError
-from penstock.cli.lazy import Entry
+from penstock.cli.lazy import Entry, module
 from penstock.cli.local import data_folder
 from penstock.cli.session import Session, command, group
 
@@ -20,9 +20,12 @@ _PROCESSES: Final = {
     "down": "Stop the local cloud.",
     "status": "Show whether the local cloud is ready.",
     "serve": "Run one process.",
+    "backup": "Write everything that the local cloud keeps to one file.",
+    "restore": "Bring a backup into an empty data folder.",
     "bootstrap": "Make the first administrator.",
     "db": "The database's schema.",
     "pki": "The control plane's keys and certificates.",
+    "secrets-key": "The master keys that secrets are encrypted under.",
 }
 
 
@@ -35,7 +38,8 @@ def main() -> None:
 def entries() -> dict[str, Entry]:
     """What runs processes of this package, and so is not part of the command line that speaks only HTTP."""
     processes = {name: Entry(text, _processes, inside=True) for name, text in _PROCESSES.items()}
-    return {**processes, "node": Entry(ENTRIES["node"].help, _nodes)}
+    simulated = Entry("Simulated nodes, for trying a fleet on one machine.", module("penstock.processes.sim"))
+    return {**processes, "node": Entry(ENTRIES["node"].help, _nodes), "sim": simulated}
 
 
 def _processes() -> typer.Typer:

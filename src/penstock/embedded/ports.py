@@ -22,11 +22,11 @@ def free_port() -> int:
     raise Unavailable(f"no free port found between {_FIRST} and {_LAST}")
 
 
-def listening(port: int) -> bool:
+def listening(port: int, host: str = "127.0.0.1") -> bool:
     """Whether something accepts connections there."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:

@@ -2,8 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,25 +10,16 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from penstock.cli.errors import AUTH, CONFLICT, NOT_FOUND, SERVER, USAGE, CliError
+from penstock.cli.errors import CONFLICT, SERVER, CliError
 from penstock.cli.local import data_folder
-from penstock.cli.output import Column, Format
+from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.kit import settings
-from penstock.kit.errors import Kind, PenstockError
+from penstock.processes import keys
+from penstock.processes.told import told
 from penstock.processes.up.folder import DataFolder, ProcessStatus
 
 Port = Annotated[int | None, typer.Option(min=1, max=65535, show_default=False)]
-
-_EXIT: Final = {
-    Kind.INVALID: USAGE,
-    Kind.UNAUTHENTICATED: AUTH,
-    Kind.DENIED: AUTH,
-    Kind.NOT_FOUND: NOT_FOUND,
-    Kind.CONFLICT: CONFLICT,
-    Kind.EXHAUSTED: SERVER,
-    Kind.UNAVAILABLE: SERVER,
-}
 
 
 class ProcessName(StrEnum):
@@ -60,18 +50,24 @@ def register(app: typer.Typer) -> None:
     command(app, "down", example="penstock down")(_down)
     command(app, "serve", example="penstock serve gateway --only link")(_serve)
     command(app, "bootstrap", example="penstock bootstrap")(_bootstrap)
+    command(app, "backup", example="penstock backup monday.tar.gz")(_backup)
+    command(app, "restore", example="penstock restore monday.tar.gz --data /srv/penstock")(_restore)
     database = group("db", "The database's schema.")
     command(database, "migrate", example="penstock db migrate")(_migrate)
-    keys = group("pki", "The control plane's keys and certificates.")
-    command(keys, "init", example="penstock pki init --dir /etc/penstock/pki --host gateway.example")(_pki_init)
+    certificates = group("pki", "The control plane's keys and certificates.")
+    command(certificates, "init", example="penstock pki init --dir /etc/penstock/pki --host gateway.example")(_pki_init)
     app.add_typer(database)
-    app.add_typer(keys)
+    app.add_typer(certificates)
+    app.add_typer(keys.commands())
 
 
 def _up(
     session: Session,
     *,
     detach: Annotated[bool, typer.Option("--detach", help="Return when everything is ready.")] = False,
+    address: Annotated[
+        str | None, typer.Option(help="An address of this machine, for nodes and people elsewhere; default: loopback.")
+    ] = None,
     api_port: Port = None,
     gateway_port: Port = None,
     link_port: Port = None,
@@ -89,13 +85,14 @@ def _up(
         if not supervise:
             typer.echo(banner.text(ready, folder.path, usual_folder=usual, attached=not detach))
 
-    with _told():
+    with told():
         if not detach:
-            wanted = Wanted(api=api_port, gateway=gateway_port, link=link_port)
+            wanted = Wanted(host=address, api=api_port, gateway=gateway_port, link=link_port)
             run.foreground(folder, wanted, session.environ, announce)
             return
         ports = {"--api-port": api_port, "--gateway-port": gateway_port, "--link-port": link_port}
         given = [part for name, port in ports.items() if port is not None for part in (name, str(port))]
+        given += ["--address", address] if address else []
         ready = run.detached(folder, ["up", "--supervise", "--data", str(folder.path), *given], session.environ)
     for note in ready.notes:
         typer.echo(note)
@@ -106,7 +103,7 @@ def _status(session: Session) -> None:
     """Show whether the local cloud is ready, and its processes."""
     from penstock.processes.up import control
 
-    with _told():
+    with told():
         found = control.status(_folder(session))
     if session.output.format is Format.JSON:
         session.output.json({name: getattr(found, name) for name in ("ready", "api", "gateway", "processes")})
@@ -125,9 +122,33 @@ def _down(
     """Stop the local cloud; what it holds stays for the next start."""
     from penstock.processes.up import control
 
-    with _told():
+    with told():
         stopped = control.down(_folder(session), timeout_s=timeout)
     typer.echo("stopped" if stopped else "it was not running", err=True)
+
+
+def _backup(
+    session: Session,
+    file: Annotated[Path, typer.Argument(help="Where to write it. It holds keys: keep it as safe as the install.")],
+) -> None:
+    """Write everything that the local cloud keeps to one file, while it runs."""
+    from penstock.processes.up import backup
+
+    with told():
+        backup.create(_folder(session), file.absolute(), session.environ, notice)
+    notice(f"backed up {_folder(session).path} to {file}")
+
+
+def _restore(
+    session: Session, file: Annotated[Path, typer.Argument(help="A file that `penstock backup` wrote.")]
+) -> None:
+    """Bring a backup into an empty data folder; `penstock up` then starts it."""
+    from penstock.processes.up import backup
+
+    with told():
+        made = backup.restore(_folder(session), file.absolute(), notice)
+    notice(f"restored the state of {made.created_at:%Y-%m-%d %H:%M:%SZ} to {_folder(session).path}")
+    notice("keys, sessions and node certificates that were revoked since then are valid again: revoke them once more")
 
 
 def _serve(
@@ -141,7 +162,7 @@ def _serve(
         if process is not ProcessName.GATEWAY:
             raise CliError("--only is for the gateway", field="only")
         os.environ["PENSTOCK_GATEWAY_ONLY"] = only.value
-    with _told():
+    with told():
         importlib.import_module(f"penstock.processes.{process.value}").main()
 
 
@@ -149,7 +170,7 @@ def _migrate(session: Session) -> None:
     """Bring the database in PENSTOCK_DATABASE_URL to the newest schema."""
     from penstock.kit.migrate import migrate
 
-    with _told():
+    with told():
         migrate(settings.load(_DatabaseSettings, "db", session.environ).database_url)
 
 
@@ -165,7 +186,7 @@ def _pki_init(
     from penstock.fleet import pki
 
     before = _written(dir)
-    with _told():
+    with told():
         try:
             pki.init(dir, host or ["127.0.0.1", "localhost"])
         except OSError as error:
@@ -189,7 +210,7 @@ def _bootstrap(
 
     from penstock.processes.up import database
 
-    with _told():
+    with told():
         url = settings.load(_DatabaseSettings, "db", session.environ).database_url
         key = asyncio.run(database.administrator(url, reset=reset))
     if key is None:
@@ -199,15 +220,6 @@ def _bootstrap(
 
 def _folder(session: Session) -> DataFolder:
     return DataFolder(data_folder(session.flags.data, session.environ))
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Expected failures become the command line's own."""
-    try:
-        yield
-    except PenstockError as error:
-        raise CliError(error.detail, code=error.code, field=error.field, exit_code=_EXIT[error.kind]) from error
 
 
 _COLUMNS: Final[Sequence[Column[ProcessStatus]]] = (

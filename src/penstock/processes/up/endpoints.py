@@ -1,7 +1,8 @@
-"""Which ports people and nodes connect to: the ones asked for, else those of the last start, else the usual ones."""
+"""Where people and nodes connect: on loopback or the address asked for, on the ports asked for or remembered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final
 
 from penstock.embedded.ports import free_port, is_free, require_free
@@ -14,8 +15,9 @@ USUAL: Final = Ports(api=8080, gateway=8081, link=8443)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Ports that the caller insists on."""
+    """The address and the ports that the caller insists on."""
 
+    host: str | None = None
     api: int | None = None
     gateway: int | None = None
     link: int | None = None
@@ -28,8 +30,12 @@ def choose(
     explicit = [port for port in (wanted.api, wanted.gateway, wanted.link) if port is not None]
     if len(set(explicit)) != len(explicit):
         raise Invalid("--api-port, --gateway-port and --link-port must differ", field="port")
+    host = wanted.host or (remembered.host if remembered else HOST)
     chosen: dict[str, int] = {}
     notes: list[str] = []
+    if host != HOST:
+        _check(host)
+        notes.append(f"listening on {host}, without encryption for people: keep it in a network that you trust")
     for name in ("api", "gateway", "link"):
         asked: int | None = getattr(wanted, name)
         if asked is not None:
@@ -45,4 +51,14 @@ def choose(
             port = free_port()
             notes.append(f"port {last} is in use: the {name} listens on {port} instead")
         chosen[name] = port
-    return Ports(**chosen), notes
+    return Ports(host=host, **chosen), notes
+
+
+def _check(host: str) -> None:
+    """An address of this machine that others can be told: not a name, not all of them at once."""
+    try:
+        address = ip_address(host)
+    except ValueError as error:
+        raise Invalid("--address must be an IPv4 address of this machine", field="address") from error
+    if address.version != 4 or address.is_unspecified or not is_free(0, host):
+        raise Invalid("--address must be an IPv4 address of this machine", field="address")

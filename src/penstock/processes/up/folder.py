@@ -64,6 +64,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
     """Where people and nodes connect; remembered, so that the next start is found at the same place."""
 
+    host: str = "127.0.0.1"
     api: int
     gateway: int
     link: int
@@ -84,6 +85,11 @@ class DataFolder:
     def pki(self) -> Path:
         """Keys and certificates of the control plane."""
         return self.path / "pki"
+
+    @property
+    def secrets(self) -> Path:
+        """The master keys that secrets are encrypted under."""
+        return self.path / "secrets"
 
     @property
     def node(self) -> Path:

@@ -18,6 +18,7 @@ from penstock.processes.up.servers import Servers, Starter
 from penstock.processes.up.supervisor import Supervisor
 from penstock.sdk.client import AsyncClient
 from penstock.sdk.errors import Denied, Unauthenticated
+from penstock.secrets import keyring
 from penstock.wire.rest import Node
 
 _ROTATE_EVERY_S: Final = 30.0
@@ -81,10 +82,13 @@ class Install:
             await database.prepare(url, self._folder, ours=ours)
 
         starter = Starter(self._folder, self._supervisor, self._display, self._environ)
-        running, _ = await asyncio.gather(
-            starter.start(prepare), asyncio.to_thread(pki.init, self._folder.pki, [HOST, "localhost"])
-        )
+        running, _ = await asyncio.gather(starter.start(prepare), asyncio.to_thread(self._make_keys))
         return running
+
+    def _make_keys(self) -> None:
+        pki.init(self._folder.pki, [*{HOST, self._ports.host}, "localhost"])
+        if not self._environ.get("PENSTOCK_SECRETS_DIR", ""):
+            keyring.init(self._folder.secrets)
 
     async def _start_control(self, name: str, addresses: Addresses) -> None:
         async with self._display.step(name):

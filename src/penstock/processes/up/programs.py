@@ -18,7 +18,7 @@ from penstock.processes.up.supervisor import Program
 
 CONTROL: Final = ("relay", "worker", "api", "gateway")
 #: Settings that say where truth and keys are: the agent, which serves tenants, must not even know them.
-_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR")
+_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR")
 _HEALTH_TIMEOUT_S: Final = 2.0
 #: The agent stops its units first.
 _AGENT_GRACE_S: Final = 45.0
@@ -36,17 +36,17 @@ class Addresses:
     @property
     def api(self) -> str:
         """For people."""
-        return f"http://{HOST}:{self.ports.api}"
+        return f"http://{self.ports.host}:{self.ports.api}"
 
     @property
     def gateway(self) -> str:
         """For people's data."""
-        return f"http://{HOST}:{self.ports.gateway}"
+        return f"http://{self.ports.host}:{self.ports.gateway}"
 
     @property
     def link(self) -> str:
         """For nodes."""
-        return f"wss://{HOST}:{self.ports.link}"
+        return f"wss://{self.ports.host}:{self.ports.link}"
 
 
 def of_server(server: Server, folder: DataFolder) -> Program:
@@ -68,13 +68,18 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
         "PENSTOCK_NATS_URL": addresses.nats_url,
         "PENSTOCK_TEMPORAL_ADDRESS": addresses.temporal_address,
         "PENSTOCK_PKI_DIR": str(folder.pki),
+        "PENSTOCK_SECRETS_DIR": environ.get("PENSTOCK_SECRETS_DIR", "") or str(folder.secrets),
+        "PENSTOCK_API_HOST": addresses.ports.host,
+        "PENSTOCK_GATEWAY_HOST": addresses.ports.host,
+        "PENSTOCK_GATEWAY_LINK_HOST": addresses.ports.host,
         "PENSTOCK_API_PORT": str(addresses.ports.api),
         "PENSTOCK_GATEWAY_PORT": str(addresses.ports.gateway),
         "PENSTOCK_GATEWAY_LINK_PORT": str(addresses.ports.link),
         **_public(addresses),
     }
     ports = {"api": (addresses.ports.api,), "gateway": (addresses.ports.gateway, addresses.ports.link)}
-    return _process(name, folder, {**environ, **given}, listens_on=ports.get(name, ()))
+    listens_on = [(addresses.ports.host, port) for port in ports.get(name, ())]
+    return _process(name, folder, {**environ, **given}, listens_on=listens_on)
 
 
 def agent(
@@ -106,7 +111,7 @@ def _process(
     folder: DataFolder,
     environ: Mapping[str, str],
     *,
-    listens_on: Sequence[int] = (),
+    listens_on: Sequence[tuple[str, int]] = (),
     grace_s: float = 15.0,
     owns_group: bool = True,
 ) -> Program:
@@ -122,7 +127,7 @@ def _process(
         return await child.start(name, command, log=log_of(folder, name), env=own, cwd=folder.path)
 
     async def answers() -> bool:
-        return await _healthy(ops_port) and all(listening(port) for port in listens_on)
+        return await _healthy(ops_port) and all(listening(port, host) for host, port in listens_on)
 
     return Program(
         name=name,
