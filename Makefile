@@ -41,7 +41,7 @@ up: install ## Start the whole cloud here; Ctrl-C stops it
 	@exec $(BIN)/penstock up
 
 test: install-dev ## Run the whole test suite against real servers
-	@$(BIN)/python -m pytest -m "not soak" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak" tests
 
 check: install-dev ## Formatting, lint, types, layers, contracts
 	@$(BIN)/ruff format --check src tests bench tools migrations
@@ -60,7 +60,7 @@ contract: install-dev ## Write docs/api and the diagrams anew from the code
 soak: install-dev ## Run the long fault tests
 	@$(BIN)/python -m pytest -m soak --timeout 7200 tests/chaos
 
-bench: install-dev ## Measure; NAME=allocate|relay|api|tunnel, or all
+bench: install-dev ## Measure; NAME=allocate|relay|api|tunnel|placement|nodes, or all
 	@$(BIN)/python -m bench $(NAME)
 
 lock: $(UV) ## Resolve the dependencies again

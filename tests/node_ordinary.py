@@ -8,12 +8,16 @@ from pathlib import Path
 
 from node_host import Host, tenant_folder
 from penstock.wire.tasks import UnitStop
+from wheels import wheel
 
 
 async def main(folder: Path) -> None:
     """Start, look around, stop."""
-    host = Host.open(folder, tenant_folder())
-    unit_id = await host.start()
+    (folder / "packages").mkdir()
+    host = Host.open(folder, tenant_folder(), packages=folder / "packages")
+    built = await host.build(wheel(folder / "packages"))
+    unit_id = await host.start(runtime=built.digest)
+    imported = await host.python(unit_id, "import tiny; print(tiny.VERSION)")
     status = (await host.run(unit_id, "cat", "/proc/self/status")).out
     await host.run(unit_id, "touch", "/home/unit/made")
     owner = (folder / "units" / unit_id / "home" / "made").stat().st_uid
@@ -27,6 +31,7 @@ async def main(folder: Path) -> None:
         "owner": owner,
         "outside": outside.code,
         "clean": proof.clean,
+        "imported": imported.out,
     }
     print(json.dumps(seen))
 

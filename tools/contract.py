@@ -30,8 +30,18 @@ SCHEMAS = "#/components/schemas/{name}"
 def rest_document() -> dict[str, Any]:
     """OpenAPI of all routes. Building them opens nothing, so no part needs to exist."""
     nothing = cast("Any", None)
-    parts = api.Parts(database=nothing, authenticator=nothing, live=nothing, enrolment=nothing, bus=nothing)
-    return openapi.document(api.compose(parts, api.Settings(database_url="", nats_url="", pki_dir="")))
+    parts = api.Parts(
+        database=nothing,
+        authenticator=nothing,
+        live=nothing,
+        enrolment=nothing,
+        secrets=nothing,
+        objects=nothing,
+        handoffs=nothing,
+        bus=nothing,
+    )
+    settings = api.Settings(database_url="", nats_url="", pki_dir="", secrets_dir="", objects_url="")
+    return openapi.document(api.compose(parts, settings))
 
 
 def event_document() -> dict[str, Any]:

@@ -61,31 +61,99 @@ STATEMENTS = (
     )
     """,
     "create index certificates_node on fleet.certificates (node_id, not_after)",
+    # The equal places of a node that placement counts together: its whole GPUs of a model, or the shares of one GPU.
+    # `slots` counts those that are there, well or not; it changes only with an inventory.
+    """
+    create table fleet.racks (
+        id int generated always as identity primary key,
+        node_id text not null references fleet.nodes (id),
+        kind text not null check (kind in ('gpu', 'mig', 'mps')),
+        gpu_model text not null,
+        profile text not null,
+        parent_uuid text not null,
+        memory_bytes bigint not null,
+        slots int not null default 0,
+        unique (node_id, kind, gpu_model, profile, parent_uuid)
+    )
+    """,
+    "create index racks_filled on fleet.racks (kind, node_id) where slots > 0",
     """
     create table fleet.slots (
         id text primary key,
         node_id text not null references fleet.nodes (id),
         gpu_uuid text not null,
+        parent_uuid text not null default '',
+        -- The GPU that a share is part of, or the GPU itself: what fails, and is quarantined, as one.
+        whole_uuid text not null generated always as (coalesce(nullif(parent_uuid, ''), gpu_uuid)) stored,
         gpu_index int not null,
         gpu_model text not null,
         memory_bytes bigint not null,
         pci_address text not null,
         numa_node int not null,
+        kind text not null check (kind in ('gpu', 'mig', 'mps')),
+        profile text not null,
+        threads_percent int not null,
+        nvlink_domain text not null,
+        rack_id int not null references fleet.racks (id),
         simulated boolean not null,
         present boolean not null default true,
         gpu_healthy boolean not null default true,
         gpu_detail text not null default '',
+        quarantined boolean not null default false,
+        quarantine_detail text not null default '',
         blocked boolean not null default false,
         blocked_reason text not null default '',
         version bigint not null default 0,
         health text not null generated always as (
             case when blocked then 'cleanup_blocked'
                  when not present then 'missing'
-                 when not gpu_healthy then 'quarantined'
+                 when quarantined then 'quarantined'
+                 when not gpu_healthy then 'degraded'
                  else 'healthy' end) stored,
         created_at timestamptz not null default now(),
         unique (node_id, gpu_uuid)
     )
+    """,
+    "create index slots_unhealthy on fleet.slots (rack_id) where health <> 'healthy'",
+    # One row for each time that a GPU was taken out of service, until it was proved to work. `release_reason` is why
+    # what runs on it has to leave; empty where it may stay. `well_since` is since when its node reports it healthy.
+    """
+    create table fleet.gpu_quarantines (
+        id text primary key,
+        node_id text not null references fleet.nodes (id),
+        gpu_uuid text not null,
+        cause text not null check (cause in ('failed', 'operator')),
+        detail text not null,
+        release_reason text not null,
+        version bigint not null default 1,
+        since timestamptz not null default clock_timestamp(),
+        well_since timestamptz,
+        return_asked_at timestamptz,
+        probe_task_id text,
+        probe_asked_at timestamptz,
+        probe_detail text not null default '',
+        returned_at timestamptz
+    )
+    """,
+    """
+    create unique index gpu_quarantines_open on fleet.gpu_quarantines (node_id, gpu_uuid)
+        where returned_at is null
+    """,
+    # Overwritten all the time and worth nothing after a crash.
+    """
+    create unlogged table fleet.gpu_readings (
+        node_id text not null,
+        gpu_uuid text not null,
+        at timestamptz not null,
+        temperature_c int,
+        power_w real,
+        utilization_percent int,
+        memory_used_bytes bigint,
+        ecc_corrected bigint,
+        ecc_uncorrected bigint,
+        faults int not null,
+        primary key (node_id, gpu_uuid)
+    ) with (fillfactor = 50)
     """,
     """
     create table fleet.links (
@@ -157,14 +225,28 @@ STATEMENTS = (
     # The contract with placement: what may be claimed, as far as the fleet knows.
     """
     create view fleet.placeable_slots as
-    select s.id as slot_id, s.node_id, s.gpu_uuid, s.gpu_index, s.gpu_model, s.memory_bytes, s.simulated, s.numa_node
+    select s.id as slot_id, s.node_id, s.gpu_uuid, s.gpu_index, s.gpu_model, s.memory_bytes, s.simulated, s.numa_node,
+           s.kind, s.whole_uuid, s.profile, s.nvlink_domain, s.rack_id
       from fleet.slots s join fleet.nodes n on n.id = s.node_id
      where n.state = 'ready' and s.health = 'healthy'
+    """,
+    # The same counted by rack, so that ten thousand slots need not be looked at one by one: a rack's placeable slots
+    # are its `slots` less those of `unhealthy_slots` that are there.
+    """
+    create view fleet.placeable_racks as
+    select r.id as rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes, r.slots
+      from fleet.racks r join fleet.nodes n on n.id = r.node_id
+     where n.state = 'ready' and r.slots > 0
+    """,
+    """
+    create view fleet.unhealthy_slots as
+    select id as slot_id, rack_id, present, blocked from fleet.slots where health <> 'healthy'
     """,
     # Also for placement: what would be there if all were well, so that a refusal can say so.
     """
     create view fleet.unplaceable_slots as
-    select s.id as slot_id, s.node_id, s.gpu_model, n.state as node_state, s.health
+    select s.id as slot_id, s.node_id, s.gpu_model, s.memory_bytes, s.kind, s.profile, s.whole_uuid,
+           n.state as node_state, s.health
       from fleet.slots s join fleet.nodes n on n.id = s.node_id
      where n.state in ('ready', 'cordoned', 'draining', 'unreachable') and s.health <> 'missing'
        and not (n.state = 'ready' and s.health = 'healthy')

@@ -7,6 +7,8 @@ down_revision = "0003"
 
 STATEMENTS = (
     "create schema compute",
+    # Lets a constraint say "the same GPU, another project".
+    "create extension if not exists btree_gist",
     """
     create table compute.skus (
         name text primary key,
@@ -18,6 +20,9 @@ STATEMENTS = (
         cpus_per_gpu double precision not null,
         processes_max int not null,
         scratch_bytes bigint not null,
+        share text not null default 'gpu' check (share in ('gpu', 'mig', 'mps')),
+        mig_profile text not null default '',
+        share_memory_bytes_min bigint not null default 0 check (share_memory_bytes_min >= 0),
         enabled boolean not null default true,
         updated_at timestamptz not null default now()
     )
@@ -33,6 +38,13 @@ STATEMENTS = (
     create table compute.quotas (
         project_id text primary key,
         gpus_max int check (gpus_max >= 0),
+        updated_at timestamptz not null default now()
+    )
+    """,
+    """
+    create table compute.egress (
+        project_id text primary key,
+        rules jsonb not null,
         updated_at timestamptz not null default now()
     )
     """,
@@ -54,6 +66,7 @@ STATEMENTS = (
         egress jsonb not null default '[]',
         runtime text not null default '',
         stock_id text,
+        yields_to text,
         state text not null,
         reason text not null,
         failing text not null default '',
@@ -86,6 +99,15 @@ STATEMENTS = (
     """,
     # A unit has one owner at a time: stock that is handed over ends as its tenant's allocation begins.
     "create unique index allocations_unit on compute.allocations (unit_id) where ended_at is null",
+    "create index allocations_units on compute.allocations (unit_id)",
+    # Stock is picked by shape, oldest first; what ended lately says whether starting more makes sense.
+    """
+    create index allocations_ready_stock on compute.allocations (sku, gpus, image, active_at)
+        where purpose = 'stock' and state = 'active'
+    """,
+    "create index allocations_stock on compute.allocations (sku, gpus, image, ended_at) where purpose = 'stock'",
+    "create index allocations_handed on compute.allocations (sku, gpus, image, created_at) where stock_id is not null",
+    "create index allocations_yielding on compute.allocations (yields_to) where yields_to is not null",
     "create index allocations_project on compute.allocations (project_id, id)",
     """
     create index allocations_counted on compute.allocations (project_id)
@@ -108,13 +130,64 @@ STATEMENTS = (
         gpu_uuid text not null,
         gpu_index int not null,
         simulated boolean not null,
+        project_id text not null,
+        kind text not null,
+        whole_uuid text not null,
+        rack_id int not null,
         claimed_at timestamptz not null default clock_timestamp(),
-        released_at timestamptz
+        released_at timestamptz,
+        -- The shares of a GPU by MPS see one another's faults, so they belong to one project at a time.
+        constraint claims_one_project exclude using gist (node_id with =, whole_uuid with =, project_id with <>)
+            where (released_at is null and kind = 'mps')
     )
     """,
     "create unique index claims_held on compute.claims (slot_id) where released_at is null",
     "create index claims_node on compute.claims (node_id) where released_at is null",
+    # Placement counts by rack, from this index alone.
+    "create index claims_rack on compute.claims (kind, rack_id) include (project_id) where released_at is null",
     "create index claims_allocation on compute.claims (allocation_id)",
+    # Who waits for capacity. A request is reserved while stock is being stopped for it: then it is in nobody's way.
+    """
+    create view compute.waiting as
+        select a.id, a.project_id, a.sku, a.gpus, a.created_at, exists (
+            select 1 from compute.allocations s where s.yields_to = a.id and s.state = 'releasing') as reserved
+        from compute.allocations a where a.state = 'requested' and a.node_id is null
+    """,
+    # How many units of a shape are kept ready; `reason` is why there are fewer, as the keeper last saw it.
+    """
+    create table compute.stock_floors (
+        sku text not null references compute.skus,
+        gpus int not null check (gpus > 0),
+        image text not null,
+        floor int not null check (floor >= 0),
+        reason text not null default '',
+        updated_at timestamptz not null default clock_timestamp(),
+        primary key (sku, gpus, image)
+    )
+    """,
+    # A lock stays while a name or an allocation that has not ended refers to it; it never changes.
+    """
+    create table compute.locks (
+        digest text primary key,
+        base text not null,
+        lock text not null,
+        packages int not null,
+        used_at timestamptz not null default clock_timestamp()
+    )
+    """,
+    """
+    create table compute.runtimes (
+        project_id text not null,
+        name text not null,
+        digest text not null references compute.locks,
+        version int not null default 1,
+        created_at timestamptz not null default clock_timestamp(),
+        updated_at timestamptz not null default clock_timestamp(),
+        primary key (project_id, name)
+    )
+    """,
+    "create index runtimes_digest on compute.runtimes (digest)",
+    "create index allocations_runtime on compute.allocations (runtime) where ended_at is null and runtime <> ''",
     """
     create view compute.quota_use as
         select project_id, sum(gpus)::bigint as gpus_used from compute.allocations

@@ -55,6 +55,7 @@ def _nodes() -> typer.Typer:
 
     loaded = group("node", ENTRIES["node"].help)
     loaded.registered_commands = [*nodes.app.registered_commands]
+    loaded.registered_groups = [*nodes.app.registered_groups]
     command(
         loaded,
         "join",

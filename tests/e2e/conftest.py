@@ -14,12 +14,18 @@ from e2e.cloud import Cloud, processes_of
 def stack() -> Iterator[Cloud]:
     """A running cloud with 64 simulated GPUs. Tests share it: they release what they take."""
     with tempfile.TemporaryDirectory(prefix="penstock-e2e-") as folder:
-        cloud = Cloud(Path(folder) / "data")
+        cloud = Cloud(Path(folder) / "data", env=_only_packages_in(Path(folder) / "packages"))
         cloud.up()
         try:
             yield cloud
         finally:
             cloud.down()
+
+
+def _only_packages_in(folder: Path) -> dict[str, str]:
+    """Environments are built from this folder alone: no test needs a network."""
+    folder.mkdir()
+    return {"PENSTOCK_AGENT_PACKAGE_INDEX_URL": "none", "PENSTOCK_AGENT_PACKAGE_FIND_LINKS": str(folder)}
 
 
 @pytest.fixture

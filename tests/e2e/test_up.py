@@ -88,7 +88,7 @@ def test_nothing_in_the_folder_can_be_read_by_others(stack: Cloud) -> None:
 
 def test_the_agent_is_given_no_platform_credential(stack: Cloud) -> None:
     environment = Path(f"/proc/{stack.pid_of('agent')}/environ").read_text()
-    for name in ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR"):
+    for name in ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR"):
         assert f"PENSTOCK_{name}=" not in environment
 
 

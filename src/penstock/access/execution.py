@@ -122,7 +122,7 @@ class Executions:
 
 def _verdict(ending: Ending) -> PenstockError:
     if ending is Ending.REVOKED:
-        return Unauthenticated("the API key was revoked")
+        return Unauthenticated("the API key or the session was revoked")
     return NotActive("the allocation was released")
 
 

@@ -46,8 +46,8 @@ class Keys(Protocol):
         """The caller, or Unauthenticated."""
         ...
 
-    async def still_valid(self, key_id: str) -> bool:
-        """Whether a key that was valid still is."""
+    async def still_valid(self, caller: Caller) -> bool:
+        """Whether the credential of a caller that was valid still is."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Exchanges that run now. One whose key is revoked or whose allocation is gone ends within seconds.
+"""Exchanges that run now. One whose key or session is revoked or whose allocation is gone ends within seconds.
 
 Hints make it quick, a check every `RECHECK_S` makes it certain: together with what the authenticator keeps (2 s) an
 exchange outlives its right by less than five seconds even when every hint is lost.
@@ -12,6 +12,7 @@ from typing import Final
 from penstock.access.model import Grant
 from penstock.access.ports import Keys, Units
 from penstock.access.service import ACTIVE
+from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader
 from penstock.kit.telemetry import logger
 
@@ -62,11 +63,11 @@ class Sessions:
         self._live.discard(session)
 
     async def recheck(self) -> None:
-        """End what has lost its right: one look per key and per allocation, however many exchanges they have."""
+        """End what has lost its right: one look per caller and per allocation, however many exchanges they have."""
         if not self._live:
             return
-        keys = {session.grant.caller.key_id for session in self._live} - {None}
-        revoked = {key for key in keys if key and not await self._keys.still_valid(key)}
+        callers = {session.grant.caller for session in self._live}
+        revoked = {caller for caller in callers if not await self._keys.still_valid(caller)}
         allocations = {(session.grant.caller.project_id, session.grant.allocation_id) for session in self._live}
         async with self._db.read() as conn:
             released = {pair for pair in allocations if not await self._active(conn, *pair)}
@@ -94,10 +95,10 @@ class Sessions:
         unit = await self._units.find(conn, project_id=project_id, allocation_id=allocation_id)
         return unit is not None and unit.state == ACTIVE
 
-    def _judge(self, session: Session, revoked: set[str], released: set[tuple[str, str]]) -> None:
+    def _judge(self, session: Session, revoked: set[Caller], released: set[tuple[str, str]]) -> None:
         grant = session.grant
         ending = None
-        if grant.caller.key_id in revoked:
+        if grant.caller in revoked:
             ending = Ending.REVOKED
         elif (grant.caller.project_id, grant.allocation_id) in released:
             ending = Ending.RELEASED

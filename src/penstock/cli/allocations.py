@@ -36,6 +36,7 @@ DETAIL_COLUMNS: list[Column[Allocation]] = [
     *COLUMNS,
     Column("purpose", lambda item: item.purpose),
     Column("image", lambda item: item.image),
+    Column("runtime", lambda item: item.runtime[:12]),
     Column("labels", lambda item: item.labels),
     Column("ports", lambda item: item.ports),
     Column("node", lambda item: item.node_id),
@@ -67,6 +68,11 @@ def create(
     env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable inside; repeat.")] = None,
     image: Annotated[str, typer.Option(help="What it runs on.")] = "python:3",
     port: Annotated[list[int] | None, typer.Option(help="Show this port's URL; repeat.")] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=ENV]", help="Give it this secret as /run/secrets/NAME, and as a variable; repeat."),
+    ] = None,
+    runtime: Annotated[str | None, typer.Option(help="An environment; see `penstock runtime list`.")] = None,
     wait_capacity: Annotated[
         int, typer.Option(metavar="SECONDS", help="Wait this long for free GPUs instead of being refused.")
     ] = 0,
@@ -84,6 +90,8 @@ def create(
             env=pairs(env or [], option="--env"),
             command=argv or [],
             ports=port or [],
+            secrets=_secrets(secret or []),
+            runtime=runtime,
             wait_s=wait_capacity,
         )
         if wait:
@@ -192,6 +200,18 @@ def show_one(session: Session, allocation: Allocation) -> None:
     if allocation.timeline:
         output.line("")
         output.items(allocation.timeline, TIMELINE_COLUMNS)
+
+
+def _secrets(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME` or `NAME=ENV` options as names and variables."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, variable = text.partition("=")
+        if not name or name in found or (separator and not variable):
+            problem = "is given twice" if name in found else "must look like NAME or NAME=ENV"
+            raise typer.BadParameter(f"{text!r} {problem}", param_hint="--secret")
+        found[name] = variable
+    return found
 
 
 def pairs(texts: Sequence[str], *, option: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ def _screen(found: FleetOverview) -> "RenderableType":
 def problems(session: Session) -> None:
     """List what does not get on by itself, with the reason and the command that repairs it."""
     with session.client() as client:
-        found = client.fleet.problems()
+        found = list(client.fleet.problems())
     session.output.items(found, PROBLEM_COLUMNS)
     if not found and session.output.format is Format.TABLE:
         notice("nothing is stuck")

@@ -2,20 +2,26 @@
 
 import getpass
 import sys
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
 from penstock.cli.errors import CliError
 from penstock.cli.output import Column, notice
-from penstock.cli.profiles import Profile, check_name, config_path, read, write
+from penstock.cli.profiles import Profile, change, check_name, config_path, read
 from penstock.cli.session import Session, command, group
+from penstock.cli.text import clean
 
 if TYPE_CHECKING:
-    from penstock.wire.rest import Whoami
+    from penstock.cli.oidc import Attempt, Provider
+    from penstock.wire.rest import LoginProvider, SessionCreated, Whoami
 
 _KEY_CHARS_MAX: Final = 4096
+_PASTED_CHARS_MAX: Final = 16_384
+_SESSION_PREFIX: Final = "pss_"
 
 
 app = group("auth", "Log in and out.")
@@ -29,8 +35,18 @@ COLUMNS: "list[Column[Whoami]]" = [
     Column("role", lambda me: me.role),
     Column("operator", lambda me: me.operator),
     Column("key", lambda me: me.key_id),
+    Column("session", lambda me: me.session_id),
     Column("gateway", lambda me: me.gateway_url),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the person wants to log in with a provider."""
+
+    provider: str | None
+    browser: bool
+    callback_port: int
 
 
 @command(app, "whoami", example="penstock whoami -o json")
@@ -41,17 +57,22 @@ def whoami(session: Session) -> None:
     session.output.item(me, COLUMNS)
 
 
-@command(app, "login", example="penstock login --api-url https://cloud.example --key-stdin < key.txt")
+@command(app, "login", example="penstock login --api-url https://cloud.example")
 def login(
     session: Session,
-    key_stdin: Annotated[
-        bool, typer.Option("--key-stdin", help="Read the key from standard input instead of asking.")
+    key_stdin: Annotated[bool, typer.Option("--key-stdin", help="Use an API key, read from standard input.")] = False,
+    provider: Annotated[str | None, typer.Option(help="The identity provider, where there are several.")] = None,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Show an address and a code to use on any device.")
     ] = False,
+    callback_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where the browser comes back to; any free port by default.")
+    ] = 0,
     gateway_url: Annotated[
         str | None, typer.Option("--gateway-url", help="The gateway's address, if not the one that the API names.")
     ] = None,
 ) -> None:
-    """Store the API's address and a key in a profile, after trying them."""
+    """Log in with your identity provider, or with an API key, and store that in a profile."""
     path = config_path(session.environ)
     file = read(path)
     name = check_name(session.flags.profile or session.environ.get("PENSTOCK_PROFILE") or file.current)
@@ -60,11 +81,15 @@ def login(
     new = Profile(
         api_url=api_url,
         gateway_url=gateway_url or old.gateway_url,
-        key=_key(session, from_stdin=key_stdin),
-        project=session.flags.project or old.project,
+        project=session.flags.project or (old.project if old.api_url == api_url else None),
     )
-    new = _try(new)
-    write(path, replace(file.with_profile(name, new), current=name))
+    way = Way(provider, browser=not no_browser, callback_port=callback_port)
+    offered = None if key_stdin else _offered(api_url, way)
+    if offered is None:
+        new = _try(replace(new, key=_key(session, from_stdin=key_stdin)))
+    else:
+        new = _by_provider(session, new, offered, way)
+    change(path, lambda now: replace(now.with_profile(name, new), current=name))
     notice(f"logged in; profile {name} is in {path}")
 
 
@@ -97,14 +122,126 @@ def _try(profile: Profile) -> Profile:
     return replace(profile, api_url=target.api_url, gateway_url=target.gateway_url)
 
 
+def _offered(api_url: str, way: Way) -> "LoginProvider | None":
+    """The provider to log in with; none if the cloud has none, and keys only."""
+    from penstock.sdk.client import Client
+    from penstock.sdk.errors import NotFound
+
+    with Client(api_url, None) as client:
+        try:
+            found = {provider.name: provider for provider in client.sessions.document().providers}
+        except NotFound:
+            found = {}
+    if way.provider is None and len(found) <= 1:
+        return next(iter(found.values()), None)
+    if way.provider in found:
+        return found[way.provider]
+    known = ", ".join(found) or "none"
+    what = "which identity provider?" if way.provider is None else f"no identity provider {way.provider!r};"
+    raise CliError(f"{what} there are: {known}; choose with --provider", field="provider")
+
+
+def _by_provider(session: Session, new: Profile, offered: "LoginProvider", way: Way) -> Profile:
+    from penstock.cli.oidc import discover
+    from penstock.sdk.client import Client
+
+    provider = discover(
+        offered.issuer,
+        client_id=offered.client_id,
+        client_secret=offered.client_secret,
+        scopes=tuple(offered.scopes),
+    )
+    token, nonce = _token(session, provider, way)
+    with Client(str(new.api_url), None, gateway_url=new.gateway_url) as client:
+        opened = client.sessions.create(token, nonce=nonce)
+        target = client.executor.target
+    new = replace(new, api_url=target.api_url, gateway_url=target.gateway_url, key=opened.secret)
+    return replace(new, project=_project(opened, new.project))
+
+
+def _token(session: Session, provider: "Provider", way: Way) -> tuple[str, str | None]:
+    """The provider's ID token, and the nonce that is in it."""
+    from penstock.cli.callback import listen
+    from penstock.cli.oidc import Attempt, by_device, redeem
+
+    if not way.browser and provider.device_endpoint is not None:
+        return by_device(provider, _show_code), None
+    if way.browser:
+        with listen(way.callback_port) as callback:
+            attempt = Attempt(redirect_uri=callback.url)
+            _open(attempt.url(provider))
+            code = attempt.code(callback.wait(), provider)
+    else:
+        attempt = Attempt(redirect_uri=f"http://127.0.0.1:{way.callback_port or 8765}/callback")
+        code = attempt.code(_pasted(session, attempt, provider), provider)
+    return redeem(provider, attempt, code), attempt.nonce
+
+
+def _show_code(address: str, code: str) -> None:
+    notice(f"on any device, open {address} and confirm the code {code}")
+
+
+def _open(url: str) -> None:
+    import threading
+
+    notice(f"log in with your browser; if it does not open, go to: {url}")
+    # Some browsers return only when the person leaves them, and they wait for our answer until then.
+    threading.Thread(target=_browse, args=(url,), daemon=True).start()
+
+
+def _browse(url: str) -> None:
+    """The person has the address on the screen: a browser that cannot be started is no failure."""
+    import webbrowser
+
+    with suppress(webbrowser.Error, OSError, ValueError):
+        webbrowser.open(url)
+
+
+def _pasted(session: Session, attempt: "Attempt", provider: "Provider") -> str:
+    """The query of the address that the browser could not reach."""
+    session.need_input("the address that the browser ends at")
+    notice(f"open this address in any browser: {attempt.url(provider)}")
+    notice("after the login the browser shows a page that it cannot load; paste that page's address here:")
+    return urlsplit(sys.stdin.readline(_PASTED_CHARS_MAX).strip()).query
+
+
+def _project(opened: "SessionCreated", wanted: str | None) -> str | None:
+    """The project to act in: the one that was asked for, or the only one. Others choose with -p."""
+    mine = {project.id: project.name for project in opened.projects}
+    notice(f"you are {opened.display_name}{' (operator)' if opened.operator else ''}")
+    if opened.operator or wanted in mine:
+        return wanted
+    if not mine:
+        notice("you have no role in any project yet: ask an operator to map one of your groups, or to add you")
+    elif len(mine) > 1:
+        named = ", ".join(f"{project_id} ({clean(name)})" for project_id, name in mine.items())
+        notice(f"you have several projects; choose one with -p, or log in again with -p: {named}")
+    return next(iter(mine)) if len(mine) == 1 else None
+
+
 @command(app, "logout", example="penstock logout --profile staging")
 def logout(session: Session) -> None:
-    """Forget the key of a profile. The key itself stays valid: revoke it with `penstock key revoke`."""
+    """End the session of a profile and forget it. A key is only forgotten: revoke it with `penstock key revoke`."""
     path = config_path(session.environ)
     file = read(path)
     name = session.flags.profile or session.environ.get("PENSTOCK_PROFILE") or file.current
     profile = file.profiles.get(name)
     if profile is None or profile.key is None:
         raise CliError(f"profile {name} has no key; there are: {', '.join(file.profiles) or 'no profiles'}")
-    write(path, file.with_profile(name, replace(profile, key=None)))
+    forgotten = replace(profile, key=None)
+    if profile.key.startswith(_SESSION_PREFIX):
+        _end(profile)
+    change(path, lambda now: now.with_profile(name, forgotten))
     notice(f"forgot the key of profile {name}")
+
+
+def _end(profile: Profile) -> None:
+    """Revoke the session on the server; one that is over already needs no more."""
+    from penstock.sdk.client import Client
+    from penstock.sdk.errors import Unauthenticated
+
+    with Client(str(profile.api_url), profile.key) as client:
+        try:
+            client.sessions.end()
+        except Unauthenticated:
+            notice("the session was over already")

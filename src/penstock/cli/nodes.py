@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli import gpus
 from penstock.cli.errors import CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.sdk.client import Client
 
 app = group("node", "GPU hosts: enrol them and look after them.")
+app.add_typer(gpus.app)
 
 COLUMNS: list[Column[Node]] = [
     Column("id", lambda node: node.id),
@@ -34,13 +36,22 @@ DETAIL_COLUMNS: list[Column[Node]] = [
     Column("certificate expires", lambda node: node.certificate_expires_at),
     Column("created", lambda node: node.created_at),
 ]
+
+
+def share(gpu: NodeGpu) -> str:
+    """How much of a GPU a slot is; empty for a whole one."""
+    return {"mig": gpu.profile, "mps": f"mps {gpu.threads_percent} %"}.get(gpu.kind, "")
+
+
 GPU_COLUMNS: list[Column[NodeGpu]] = [
     Column("gpu", lambda gpu: gpu.index),
     Column("slot", lambda gpu: gpu.slot_id),
     Column("model", lambda gpu: gpu.model + (" (simulated)" if gpu.simulated else "")),
+    Column("share", share),
     Column("memory", lambda gpu: size(gpu.memory_bytes)),
     Column("health", lambda gpu: gpu.health),
     Column("detail", lambda gpu: gpu.health_detail),
+    *gpus.READING_COLUMNS,
     Column("allocation", lambda gpu: gpu.allocation_id),
 ]
 TASK_COLUMNS: list[Column[Task]] = [

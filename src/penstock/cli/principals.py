@@ -25,6 +25,7 @@ USER_COLUMNS: list[Column[User]] = [
     Column("issuer", lambda user: user.issuer),
     Column("subject", lambda user: user.subject),
     Column("created", lambda user: user.created_at),
+    Column("disabled", lambda user: user.disabled_at),
 ]
 ORGANISATION_COLUMNS: list[Column[Organisation]] = [
     Column("id", lambda organisation: organisation.id),
@@ -79,6 +80,20 @@ def create_user(
     with session.client() as client:
         user = client.users.create(issuer=issuer, subject=subject, display_name=display_name)
     session.output.item(user, USER_COLUMNS)
+
+
+@command(users, "disable", example="penstock user disable usr_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def disable_user(session: Session, user_id: Annotated[str, typer.Argument(help="Their id (usr_…).")]) -> None:
+    """Shut a person out: no key and no login of theirs works any more; operators only."""
+    with session.client() as client:
+        session.output.item(client.users.disable(user_id), USER_COLUMNS)
+
+
+@command(users, "enable", example="penstock user enable usr_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def enable_user(session: Session, user_id: Annotated[str, typer.Argument(help="Their id (usr_…).")]) -> None:
+    """Let a person in again; operators only."""
+    with session.client() as client:
+        session.output.item(client.users.enable(user_id), USER_COLUMNS)
 
 
 @command(organisations, "list", example="penstock org list")

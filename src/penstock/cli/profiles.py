@@ -4,13 +4,15 @@ It holds secrets, so it is readable by its owner only (anything else is refused)
 size.
 """
 
+import fcntl
 import json
 import os
 import re
 import stat
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -117,9 +119,27 @@ def _profile(name: str, values: Any, path: Path) -> Profile:
     return Profile(**{key: value for key, value in given.items() if value})
 
 
+def change(path: Path, edit: Callable[[ConfigFile], ConfigFile]) -> None:
+    """Read, edit and replace the file while no other command does: none loses what another stored."""
+    with _locked(path):
+        write(path, edit(read(path)))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with _writable(path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write(path: Path, config: ConfigFile) -> None:
     """Replace the file in one step; it is never readable by others, not even for a moment."""
-    try:
+    with _writable(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".config-")
         try:
@@ -129,6 +149,12 @@ def write(path: Path, config: ConfigFile) -> None:
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise CliError(
             f"cannot write {path}: {error.strerror}; HOME or PENSTOCK_CONFIG_FILE must name a place that you may "

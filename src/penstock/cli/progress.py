@@ -28,3 +28,23 @@ def progress(first: str) -> Iterator[Report]:
             status.update(Text(clean(text)))
 
         yield report
+
+
+@contextmanager
+def transfer(what: str, total: int | None) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """A bar for many bytes, on a terminal only: tell it how many are done, and how many there are once known."""
+    if not sys.stderr.isatty():
+        yield _ignore, _ignore
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task(clean(what), total=total)
+        yield lambda done: bar.update(task, completed=done), lambda size: bar.update(task, total=size)
+
+
+def _ignore(_: int) -> None:
+    """Nobody looks."""

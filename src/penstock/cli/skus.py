@@ -14,9 +14,19 @@ _PRICE: Final = re.compile(r"\$?(?P<whole>[0-9]{1,6})(?:\.(?P<rest>[0-9]{1,6}))?
 
 app = group("sku", "Offers: what can be rented, and its price.")
 
+
+def share(sku: Sku) -> str:
+    """How much of a GPU one of its places is; empty for all of it."""
+    if sku.share == "mps":
+        at_least = f" >= {size(sku.share_memory_bytes_min)}" if sku.share_memory_bytes_min else ""
+        return f"mps{at_least}"
+    return sku.mig_profile
+
+
 COLUMNS: list[Column[Sku]] = [
     Column("name", lambda sku: sku.name),
     Column("gpu", lambda sku: sku.gpu_model),
+    Column("share", share),
     Column("counts", lambda sku: ",".join(map(str, sku.gpu_counts))),
     Column("per gpu hour", lambda sku: dollars(sku.price_microusd_per_gpu_hour)),
     Column("memory per gpu", lambda sku: size(sku.memory_bytes_per_gpu)),
@@ -57,9 +67,19 @@ def set_(
     description: Annotated[str, typer.Option(help="For people who choose.")] = "",
     processes: Annotated[int, typer.Option(help="How many processes a unit may have.")] = 4096,
     scratch: Annotated[float, typer.Option(metavar="GIB", help="Scratch space.")] = 10.0,
+    mig: Annotated[str, typer.Option(metavar="PROFILE", help="Shares by MIG of this profile, such as 1g.10gb.")] = "",
+    mps: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="Shares by MPS with at least so much GPU memory.", min=0),
+    ] = None,
     enabled: Annotated[bool, typer.Option("--enabled/--disabled", help="Whether it can be rented.")] = True,
 ) -> None:
-    """Define or change an offer; operators only. Running allocations keep their price."""
+    """Define or change an offer; operators only. Running allocations keep their price.
+
+    With --mig or --mps the offer is of shares of GPUs: counts, price, memory and CPUs are then those of one share.
+    """
+    if mig and mps is not None:
+        raise typer.BadParameter("a share is by MIG or by MPS, not both", param_hint="--mps")
     sku = SkuPut(
         description=description,
         gpu_model=gpu_model,
@@ -69,6 +89,9 @@ def set_(
         cpus_per_gpu=cpus,
         processes_max=processes,
         scratch_bytes=int(scratch * (1 << 30)),
+        share="mig" if mig else "gpu" if mps is None else "mps",
+        mig_profile=mig,
+        share_memory_bytes_min=int((mps or 0) * (1 << 30)),
         enabled=enabled,
     )
     with session.client() as client:

@@ -1,6 +1,6 @@
 """Why compute refuses. Each reason has a code of its own, so that a person knows what would help."""
 
-from penstock.kit.errors import Denied, Invalid, Kind, PenstockError
+from penstock.kit.errors import Conflict, Denied, Invalid, Kind, PenstockError
 
 
 class Policy(Denied):
@@ -72,3 +72,28 @@ class ReservedEnv(Invalid):
     """The variable steers the loader, the driver or the platform."""
 
     code = "compute.reserved_env"
+
+
+class BadLock(Invalid):
+    """The lock file is not one, or would lead the installer elsewhere."""
+
+    code = "compute.bad_lock"
+
+
+class UnknownRuntime(Invalid):
+    """The project has no such environment."""
+
+    code = "compute.unknown_runtime"
+
+
+class RuntimeInUse(Conflict):
+    """An allocation that has not ended was made with it."""
+
+    code = "compute.runtime_in_use"
+
+
+class TooManyRuntimes(PenstockError):
+    """The project has as many environments as it may."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.too_many_runtimes"

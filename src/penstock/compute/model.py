@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.wire.tasks import SecretRef
+from penstock.wire.tasks import GpuKind, SecretRef
 
 ANY_MODEL: Final = "*"
 
@@ -112,6 +112,8 @@ class Deadlines:
     requested_s: float = 120
     provisioning_s: float = 120
     releasing_s: float = 900
+    #: On top of provisioning, for a node that has to build the environment first.
+    runtime_s: float = 600
 
     def of(self, state: State) -> float | None:
         """Seconds for `state`; none for states at rest."""
@@ -122,6 +124,10 @@ class Deadlines:
             State.PROVISIONING: self.provisioning_s,
             State.RELEASING: self.releasing_s,
         }[state]
+
+    def provisioning(self, runtime: str) -> float:
+        """Seconds for provisioning, with an environment or without."""
+        return self.provisioning_s + (self.runtime_s if runtime else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +140,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sku:
-    """An offer. `gpu_model` is a model's name or `*`."""
+    """An offer. `gpu_model` is a model's name or `*`.
+
+    `share` says how much of a GPU one of its places is: all of it, the MIG instance `mig_profile`, or an MPS share with
+    at least `share_memory_bytes_min`.
+    """
 
     name: str
     description: str
@@ -146,17 +156,73 @@ class Sku:
     processes_max: int
     scratch_bytes: int
     enabled: bool
+    share: GpuKind = GpuKind.WHOLE
+    mig_profile: str = ""
+    share_memory_bytes_min: int = 0
+
+    @property
+    def thing(self) -> str:
+        """What is counted: GPUs, or shares of one kind."""
+        return {
+            GpuKind.WHOLE: "GPU",
+            GpuKind.MIG: f"MIG share {self.mig_profile}",
+            GpuKind.MPS: "MPS share",
+        }[self.share]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose an allocation is."""
+
+    project_id: str
+    organisation_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What units of stock are kept apart by."""
+
+    sku: str
+    gpus: int
+    image: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """How many units of a shape are to be ready, and why fewer are."""
+
+    shape: Shape
+    floor: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One slot held, or once held, by an allocation."""
+    """One slot held, or once held, by an allocation. `whole_uuid` is the GPU itself, which a share is part of."""
 
     slot_id: str
     node_id: str
     gpu_uuid: str
     gpu_index: int
     simulated: bool
+    kind: str
+    whole_uuid: str
+    rack_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """A project's environment: a base image with the packages of a lock. `lock` is empty where it is not asked for."""
+
+    project_id: str
+    name: str
+    digest: str
+    base: str
+    packages: int
+    lock: str
+    version: int
+    created_at: datetime
+    updated_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +287,7 @@ class Allocation(Draft):
 
     `failing` is why a provisioning that has not reached its end is being undone; empty otherwise. `fence` rises when
     nothing may be started any more. `billing_ended_at` is when the tenant stopped paying. The GPUs are those that it
-    holds or, once ended, held.
+    holds or, once ended, held. Stock that is released for the sake of a waiting request `yields_to` it.
     """
 
     state: State
@@ -238,6 +304,7 @@ class Allocation(Draft):
     ended_at: datetime | None
     gpu_uuids: Sequence[str]
     simulated: bool
+    yields_to: str | None
     timeline: Sequence[Move]
 
     @property

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.compute.model import Allocation
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid
 from penstock.wire.rest import SecretUse
 from penstock.wire.tasks import SecretRef
 
@@ -37,6 +37,14 @@ class Secrets(Protocol):
         ...
 
 
+class Handoffs(Protocol):
+    """The fleet's way to give a stock unit to its tenant."""
+
+    async def dispatch(self, tx: Tx, allocation: Allocation) -> str:
+        """Ask the node for it, once, and return the task's id."""
+        ...
+
+
 class Projects(Protocol):
     """Identity's projects."""
 
@@ -50,11 +58,3 @@ class OpenFunds:
 
     async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
         """Say yes."""
-
-
-class NoSecrets:
-    """There are none: for installs without that domain."""
-
-    async def refer(self, tx: Tx, *, project_id: str, uses: Sequence[SecretUse]) -> Sequence[SecretRef]:  # noqa: ARG002
-        """Refuse any that is asked for."""
-        raise Invalid(f"there is no secret {uses[0].name}", field="secrets")

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
-from litestar import Response, Router, get, patch, post, put
+from litestar import Response, Router, delete, get, patch, post, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 
 from penstock.compute import schemas
-from penstock.compute.model import Limits, State
-from penstock.compute.ports import Funds, Projects, Secrets
-from penstock.compute.service import catalogue, read
+from penstock.compute.model import Limits, Shape, State
+from penstock.compute.ports import Funds, Handoffs, Projects, Secrets
+from penstock.compute.service import catalogue, egress, read, runtimes, stock
 from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
 from penstock.compute.service.read import Filter
@@ -30,16 +30,26 @@ _LABELS_MAX: Final = 16
 
 
 def router(
-    funds: Funds, secrets: Secrets, projects: Projects, db: Database, *, limits: Limits, gateway_url: str
+    funds: Funds,
+    secrets: Secrets,
+    handoffs: Handoffs,
+    projects: Projects,
+    db: Database,
+    *,
+    limits: Limits,
+    gateway_url: str,
 ) -> Router:
     """All routes of compute, below /api/v1."""
-    create = Create(funds, secrets, limits)
+    create = Create(funds, secrets, handoffs, limits)
     return Router(
         path="/",
         route_handlers=[
             *_allocation_routes(create, Release(limits), db, gateway_url),
             *_sku_routes(db),
             *_quota_routes(Quotas(projects, limits), db),
+            *_runtime_routes(db),
+            *_egress_routes(db),
+            *_stock_routes(db),
         ],
         tags=["compute"],
     )
@@ -147,6 +157,100 @@ def _quota_routes(quotas: Quotas, db: Database) -> Sequence[HTTPRouteHandler]:
             return schemas.quota(await quotas.put(tx, caller, wanted, data))
 
     return [get_quota, put_quota]
+
+
+def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
+    @get("/runtimes", operation_id="listRuntimes")
+    async def list_runtimes(caller: Caller, page: PageQuery) -> rest.Page[rest.Runtime]:
+        """The project's environments, without their locks."""
+        after = _text_cursor(page, "r") or ""
+        async with db.read() as conn:
+            shown = await runtimes.page(conn, caller, after=after, limit=page.limit + 1)
+        items = [schemas.runtime(each) for each in shown[: page.limit]]
+        more = len(shown) > page.limit
+        return rest.Page(items=items, next_cursor=http.encode_cursor("r", items[-1].name) if more else None)
+
+    @get("/runtimes/{name:str}", operation_id="getRuntime")
+    async def get_runtime(caller: Caller, name: str) -> rest.Runtime:
+        """One environment with its lock."""
+        async with db.read() as conn:
+            return schemas.runtime(await runtimes.get(conn, caller, name))
+
+    @put("/runtimes/{name:str}", operation_id="putRuntime")
+    async def put_runtime(caller: Caller, name: str, data: rest.RuntimePut) -> rest.Runtime:
+        """Define or change an environment. Allocations keep the one that they were made with."""
+        if not _SLUG.fullmatch(name):
+            raise Invalid("name must be a slug of max 63 characters", field="name")
+        async with db.transaction() as tx:
+            return schemas.runtime(await runtimes.put(tx, caller, name, data))
+
+    @delete("/runtimes/{name:str}", operation_id="deleteRuntime")
+    async def delete_runtime(caller: Caller, name: str) -> None:
+        """Forget an environment; refused while an allocation that has not ended uses it."""
+        async with db.transaction() as tx:
+            await runtimes.delete(tx, caller, name)
+
+    return [list_runtimes, get_runtime, put_runtime, delete_runtime]
+
+
+def _egress_routes(db: Database) -> Sequence[HTTPRouteHandler]:
+    @get("/egress", operation_id="getEgress")
+    async def get_egress(caller: Caller) -> rest.EgressRules:
+        """Where the project's units may connect to."""
+        async with db.read() as conn:
+            return rest.EgressRules(rules=await egress.find(conn, caller))
+
+    @put("/egress", operation_id="putEgress")
+    async def put_egress(caller: Caller, data: rest.EgressRules) -> rest.EgressRules:
+        """Set where they may connect to; for allocations that are made from now on."""
+        async with db.transaction() as tx:
+            return rest.EgressRules(rules=await egress.put(tx, caller, data.rules))
+
+    return [get_egress, put_egress]
+
+
+def _stock_routes(db: Database) -> Sequence[HTTPRouteHandler]:
+    @get("/stock", operation_id="listStock")
+    async def list_stock(caller: Caller, page: PageQuery) -> rest.Page[rest.StockFloor]:
+        """The floors of warm stock and what there is; operators only."""
+        after = _shape_cursor(page)
+        async with db.read() as conn:
+            shown = await stock.page(conn, caller, after=after, limit=page.limit + 1)
+        items = [schemas.stock_floor(each) for each in shown[: page.limit]]
+        if len(shown) <= page.limit:
+            return rest.Page(items=items, next_cursor=None)
+        last = items[-1]
+        return rest.Page(items=items, next_cursor=http.encode_cursor("f", last.sku, last.gpus, last.image))
+
+    @put("/stock/{sku:str}", operation_id="putStock")
+    async def put_stock(caller: Caller, sku: str, data: rest.StockFloorPut) -> rest.StockFloor:
+        """Set how many units of a shape are kept ready; operators only."""
+        async with db.transaction() as tx:
+            return schemas.stock_floor(await stock.put(tx, caller, sku, data))
+
+    @delete("/stock/{sku:str}", operation_id="deleteStock")
+    async def delete_stock(
+        caller: Caller,
+        sku: str,
+        gpus: Annotated[int, QueryParameter(required=False, ge=1, le=1024)] = 1,
+        image: Annotated[str, QueryParameter(required=False, max_length=255)] = "python:3",
+    ) -> None:
+        """Keep no stock of a shape any more; operators only."""
+        async with db.transaction() as tx:
+            await stock.remove(tx, caller, Shape(sku=sku, gpus=gpus, image=image))
+
+    return [list_stock, put_stock, delete_stock]
+
+
+def _shape_cursor(page: PageQuery) -> Shape | None:
+    """The shape that the page before ended with."""
+    if page.cursor is None:
+        return None
+    match http.decode_cursor(page.cursor):
+        case ["f", str(sku), int(gpus), str(image)]:
+            return Shape(sku=sku, gpus=gpus, image=image)
+        case _:
+            raise Invalid("invalid cursor", field="cursor")
 
 
 def _text_cursor(page: PageQuery, kind: str) -> str | None:

@@ -1,7 +1,8 @@
 """Values of the model as bodies of the REST API."""
 
-from penstock.compute.model import FINAL, Allocation, Move
+from penstock.compute.model import FINAL, Allocation, Move, Runtime
 from penstock.compute.service.catalogue import Offer, Quota
+from penstock.compute.service.stock import Standing
 from penstock.wire import rest
 
 
@@ -29,6 +30,7 @@ def allocation(it: Allocation, gateway_url: str, *, timeline: bool = True) -> re
         deadline_at=it.deadline_at,
         version=it.version,
         access_urls=_access_urls(it, gateway_url),
+        runtime=it.runtime,
         timeline=[_line(move) for move in it.timeline] if timeline else [],
     )
 
@@ -58,9 +60,40 @@ def sku(offer: Offer) -> rest.Sku:
         scratch_bytes=it.scratch_bytes,
         enabled=it.enabled,
         gpus_free=offer.gpus_free,
+        share=it.share.value,
+        mig_profile=it.mig_profile,
+        share_memory_bytes_min=it.share_memory_bytes_min,
+    )
+
+
+def stock_floor(it: Standing) -> rest.StockFloor:
+    """A floor beside its stock."""
+    return rest.StockFloor(
+        sku=it.floor.shape.sku,
+        gpus=it.floor.shape.gpus,
+        image=it.floor.shape.image,
+        floor=it.floor.floor,
+        ready=it.ready,
+        starting=it.starting,
+        handed_over=it.handed_over,
+        reason=it.floor.reason,
     )
 
 
 def quota(it: Quota) -> rest.Quota:
     """A project's limit and use."""
     return rest.Quota(project_id=it.project_id, gpus_max=it.gpus_max, gpus_used=it.gpus_used)
+
+
+def runtime(it: Runtime) -> rest.Runtime:
+    """An environment."""
+    return rest.Runtime(
+        name=it.name,
+        digest=it.digest,
+        base=it.base,
+        packages=it.packages,
+        version=it.version,
+        created_at=it.created_at,
+        updated_at=it.updated_at,
+        lock=it.lock,
+    )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.compute.model import State
+from penstock.compute.model import FINAL, State
 from penstock.compute.store import allocations
 from penstock.kit.db import Reader
 
@@ -25,3 +25,8 @@ class Units:
         if found is None:
             return None
         return UnitAddress(node_id=found.node_id, unit_id=found.unit_id, state=found.state)
+
+    async def project(self, conn: Reader, allocation_id: str) -> str | None:
+        """Whose the unit is, while the allocation lives."""
+        found = await allocations.find(conn, allocation_id)
+        return found.project_id if found and found.state not in FINAL else None

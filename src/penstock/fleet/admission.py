@@ -1,4 +1,8 @@
-"""The transaction with which a link begins: the node answers, this is its newest link, and this is what it has."""
+"""The transaction with which a link begins: the node answers, this is its newest link, and this is what it has.
+
+When all nodes come back at once a few are let in at a time and some wait; the others are told when to come back, so
+that nobody's hello takes so long that it is given up and begun anew.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,8 +23,19 @@ from penstock.kit.ids import new_id
 from penstock.wire import subjects
 from penstock.wire.link import Hello
 
-#: When all nodes come back at once, so many are let in at a time; the others wait their turn.
+#: So many are let in at a time.
 AT_ONCE_MAX: Final = 4
+#: And so many wait their turn. An agent gives its hello 15 seconds.
+WAITING_MAX: Final = 400
+_RETRY_S_MIN: Final = 1.0
+
+
+class Busy(Exception):
+    """Too many wait already."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"too many nodes connect at once; come back in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +50,25 @@ class Admitted:
 class Admission:
     """Lets nodes in, for one gateway."""
 
-    def __init__(self, db: Database, *, gateway_id: str, address: str) -> None:
+    def __init__(self, db: Database, *, gateway_id: str, address: str, accepts_per_s: float) -> None:
         self._db = db
         self._gateway_id = gateway_id
         self._address = address
+        self._accepts_per_s = accepts_per_s
+        self._waiting = 0
         self._turn = asyncio.Semaphore(AT_ONCE_MAX)
 
     async def admit(self, peer: Peer, hello: Hello) -> Admitted:
-        """Commit the link; CertificateRefused if the node was cut off meanwhile."""
+        """Commit the link; CertificateRefused if the node was cut off meanwhile, Busy if too many wait."""
+        if self._waiting >= WAITING_MAX:
+            raise Busy(max(_RETRY_S_MIN, self._waiting / self._accepts_per_s))
         key = LinkKey(node_id=peer.node_id, link_id=new_id("lnk"), serial=peer.serial)
-        async with self._turn, self._db.transaction() as tx:
-            return await self._admit(tx, key, hello)
+        self._waiting += 1
+        try:
+            async with self._turn, self._db.transaction() as tx:
+                return await self._admit(tx, key, hello)
+        finally:
+            self._waiting -= 1
 
     async def _admit(self, tx: Tx, key: LinkKey, hello: Hello) -> Admitted:
         # Whoever revokes a node locks its row first: from here on the certificate stays as it is.
@@ -63,7 +86,7 @@ class Admission:
             production=hello.production,
             simulated=hello.inventory.simulated,
             driver_version=hello.inventory.driver_version,
-            gpus_reported=len(hello.inventory.gpus),
+            gpus_reported=inventory.physical(hello.inventory),
         )
         await link_rows.upsert(tx, key, gateway_id=self._gateway_id, address=self._address)
         await task_rows.free_leases(tx, key.node_id)

@@ -1,6 +1,6 @@
 """What can go wrong in the fleet, for callers."""
 
-from penstock.kit.errors import Conflict, Invalid, Kind, PenstockError, Unauthenticated
+from penstock.kit.errors import Conflict, Denied, Invalid, Kind, PenstockError, Unauthenticated
 
 
 class TokenRefused(Unauthenticated):
@@ -75,8 +75,26 @@ class TaskTooBig(Invalid):
     code = "fleet.task_too_big"
 
 
+class SecretsRefused(Denied):
+    """The task is not one whose secrets this link may have."""
+
+    code = "fleet.secrets_refused"
+
+
+class NotLeased(Conflict):
+    """The task is open, but not with this link yet: asking again may help."""
+
+    code = "fleet.not_leased"
+
+
 class TooMany(PenstockError):
     """Asked too often; wait."""
 
     kind = Kind.EXHAUSTED
     code = "fleet.too_many_requests"
+
+
+class GpuNotQuarantined(Conflict):
+    """Only a GPU in quarantine can be returned."""
+
+    code = "fleet.gpu_not_quarantined"

@@ -11,9 +11,11 @@ from penstock.wire.link import (
     PROTOCOL_VERSIONS,
     Ask,
     FromAgent,
+    GpuReading,
     Heartbeat,
     Hello,
     LogLines,
+    SecretsAsk,
     TaskResult,
 )
 
@@ -21,6 +23,8 @@ UNITS_MAX: Final = 4096
 LOG_LINES_MAX: Final = 4096
 _FIELDS_MAX: Final = 15
 _INT32_MAX: Final = (1 << 31) - 1
+_INT64_MAX: Final = (1 << 63) - 1
+_POWER_W_MAX: Final = 1e6
 _WORD: Final = re.compile(r"[A-Za-z0-9._:/-]{1,127}")
 _VERSION: Final = re.compile(r"[^\x00-\x1f\x7f]{0,127}")
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError, ValueError)
@@ -84,7 +88,7 @@ def _problem(frame: FromAgent) -> str | None:
             return _hello_problem(frame)
         case Ask():
             return None if 0 <= frame.count <= _INT32_MAX else "count: min 0"
-        case TaskResult():
+        case TaskResult() | SecretsAsk():
             return None if is_id("tsk", frame.task_id) else "task_id: not a task's"
         case Heartbeat():
             return _heartbeat_problem(frame)
@@ -113,4 +117,26 @@ def _heartbeat_problem(heartbeat: Heartbeat) -> str | None:
             return "exit_code: 32 bits"
     if any(not (_WORD.fullmatch(gpu.uuid) and _VERSION.fullmatch(gpu.detail)) for gpu in heartbeat.gpus):
         return "gpu.uuid and gpu.detail: max 127 printable characters"
+    return _readings_problem(heartbeat.readings)
+
+
+def _readings_problem(readings: list[GpuReading]) -> str | None:
+    if len(readings) > inventory.GPUS_MAX:
+        return f"readings: max {inventory.GPUS_MAX} entries"
+    if len({reading.uuid for reading in readings}) != len(readings):
+        return "readings: a uuid comes twice"
+    return next((text for text in map(_reading_problem, readings) if text), None)
+
+
+def _reading_problem(reading: GpuReading) -> str | None:
+    if not _WORD.fullmatch(reading.uuid):
+        return "reading.uuid: max 127 letters, digits and ._:/-"
+    small = (reading.temperature_c, reading.utilization_percent, reading.faults)
+    large = (reading.memory_used_bytes, reading.ecc_corrected, reading.ecc_uncorrected)
+    if any(value is not None and not -_INT32_MAX <= value <= _INT32_MAX for value in small):
+        return "temperature_c, utilization_percent and faults: 32 bits"
+    if any(value is not None and not 0 <= value <= _INT64_MAX for value in large):
+        return "memory_used_bytes, ecc_corrected and ecc_uncorrected: 63 bits"
+    if reading.power_w is not None and not 0 <= reading.power_w <= _POWER_W_MAX:
+        return f"power_w: max {_POWER_W_MAX:g}"
     return None

@@ -9,20 +9,26 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from penstock.fleet import metrics
+import msgspec
+
+from penstock.fleet import gpus, metrics
 from penstock.fleet.link import Link, Links, Report
+from penstock.fleet.store import gpus as gpu_rows
 from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import slots as slot_rows
-from penstock.fleet.store.links import UnitRow
+from penstock.fleet.store.links import LinkKey, UnitRow
 from penstock.kit.db import Database, Tx
 from penstock.kit.telemetry import logger
 from penstock.wire import subjects
-from penstock.wire.link import Heartbeat
+from penstock.wire.link import GpuReading, Heartbeat, HeartbeatAck
 
+#: So often what sensors showed is stored.
+READINGS_S: Final = 10.0
 SKEW_ALARM_S: Final = 60.0
 _SKEW_MAX_S: Final = 1e9
 
 _log = logger(__name__)
+_encoder = msgspec.msgpack.Encoder()
 
 
 class DatabaseClock:
@@ -44,10 +50,13 @@ class DatabaseClock:
 class Heartbeats:
     """Collects and stores heartbeats."""
 
-    def __init__(self, db: Database, links: Links, clock: DatabaseClock) -> None:
+    def __init__(self, db: Database, links: Links, clock: DatabaseClock, *, accepts_per_s: float) -> None:
         self._db = db
         self._links = links
         self._clock = clock
+        #: Link → the newest readings of its node's GPUs that are not yet in the database.
+        self._readings: dict[LinkKey, list[GpuReading]] = {}
+        self._accepts_per_s = accepts_per_s
 
     def receive(self, link: Link, heartbeat: Heartbeat) -> None:
         """Keep the newest of the link until the next `flush`."""
@@ -58,6 +67,8 @@ class Heartbeats:
             _log.warning("node_clock_skewed", node_id=link.key.node_id, skew_s=round(skew_s, 1))
         link.skewed = far
         link.heartbeat = (heartbeat, skew_s)
+        if heartbeat.readings:
+            self._readings[link.key] = heartbeat.readings
 
     async def flush(self) -> None:
         """Store what came since the last time. A link that was superseded or revoked is passed over."""
@@ -74,8 +85,24 @@ class Heartbeats:
             await _store_reports(tx, [pair for pair in counted if _report(pair[1]) != pair[0].stored])
         for link, heartbeat in counted:
             link.stored = _report(heartbeat)
-            self._clock.set(seen[link.key.node_id])
-            link.acknowledge(self._clock.now())
+        if counted:
+            self._clock.set(max(seen.values()))
+            await self._acknowledge([link for link, _ in counted])
+
+    async def _acknowledge(self, links: Sequence[Link]) -> None:
+        """All are told the same."""
+        spread_s = self._links.spread_s(self._accepts_per_s)
+        frame = _encoder.encode(HeartbeatAck(server_time=self._clock.now(), spread_s=spread_s))
+        for link in links:
+            await link.socket.post(frame)
+
+    async def flush_readings(self) -> None:
+        """Store what sensors showed last, of all nodes in one statement. Nothing depends on it: a lost one is lost."""
+        newest, self._readings = self._readings, {}
+        rows = [(key.node_id, key.link_id, reading) for key, readings in newest.items() for reading in readings]
+        if rows:
+            async with self._db.read() as conn:
+                await gpu_rows.store_readings(conn, rows)
 
 
 def _report(heartbeat: Heartbeat) -> Report:
@@ -96,6 +123,7 @@ async def _store_reports(tx: Tx, changed: Sequence[tuple[Link, Heartbeat]]) -> N
     ]
     if reports and await slot_rows.report_health(tx, reports):
         tx.hint(subjects.CAPACITY)
+    await gpus.take_reports(tx, [(link.key.node_id, gpu) for link, heartbeat in changed for gpu in heartbeat.gpus])
 
 
 def skew(sent_at: datetime, now: datetime) -> float:

@@ -1,8 +1,8 @@
 """One node's live connection, and all of them that a gateway holds."""
 
 import asyncio
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 import msgspec
@@ -17,6 +17,8 @@ OWED_MAX: Final = 64
 _SEND_S: Final = 10.0
 _CLOSE_S: Final = 2.0
 _REASON_BYTES_MAX: Final = 123
+#: Less than what makes a send wait.
+_UNSENT_BYTES_MAX: Final = 32 << 10
 
 Report: TypeAlias = tuple[list[UnitReport], list[GpuReport]]
 
@@ -35,6 +37,13 @@ class Socket:
         async with asyncio.timeout(_SEND_S):
             await self._response.send_bytes(_encoder.encode(frame))
 
+    async def post(self, encoded: bytes) -> None:
+        """Send what may get lost: it is dropped when the agent does not read, and never waits for that."""
+        transport = self._transport
+        if transport is not None and transport.get_write_buffer_size() < _UNSENT_BYTES_MAX:
+            with suppress(OSError):
+                await self._response.send_bytes(encoded)
+
     async def close(self, code: Close, reason: str) -> None:
         """Say why and end, at once if the agent does not take part."""
         if self._response.closed:
@@ -52,10 +61,10 @@ class Socket:
 class Link:
     """What a gateway knows of a live link. `owed` are the tasks sent and not yet answered."""
 
-    def __init__(self, key: LinkKey, socket: Socket) -> None:
+    def __init__(self, key: LinkKey, socket: Socket, on_wake: "Callable[[Link], None]") -> None:
         self.key = key
         self.socket = socket
-        self.wake = asyncio.Event()
+        self._on_wake = on_wake
         self.owed: set[str] = set()
         self.asked = 0
         self.skewed = False
@@ -63,7 +72,6 @@ class Link:
         self.heartbeat: tuple[Heartbeat, float] | None = None
         #: What the database has of the node's units and GPUs.
         self.stored: Report | None = None
-        self._acknowledge_at: datetime | None = None
 
     @property
     def free(self) -> int:
@@ -73,22 +81,16 @@ class Link:
     def ask(self, count: int) -> None:
         """The agent is ready for this many in all."""
         self.asked = count
-        self.wake.set()
+        self.wake()
 
     def answered(self, task_id: str) -> None:
         """One task less is owed."""
         self.owed.discard(task_id)
-        self.wake.set()
+        self.wake()
 
-    def acknowledge(self, at: datetime) -> None:
-        """The heartbeat is stored; tell the agent."""
-        self._acknowledge_at = at
-        self.wake.set()
-
-    def take_acknowledgement(self) -> datetime | None:
-        """What to tell, once."""
-        at, self._acknowledge_at = self._acknowledge_at, None
-        return at
+    def wake(self) -> None:
+        """There may be something to send."""
+        self._on_wake(self)
 
 
 class Links:
@@ -118,6 +120,10 @@ class Links:
         if not siblings:
             self._by_node.pop(link.key.node_id, None)
         metrics.LINKS.set(len(self._links))
+
+    def spread_s(self, accepts_per_s: float) -> float:
+        """In how many seconds all of them could come back, should they break at once."""
+        return len(self._links) / accepts_per_s
 
     def of_node(self, node_id: str) -> list[Link]:
         """The node's links here."""

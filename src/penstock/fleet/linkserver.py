@@ -12,24 +12,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-import asyncpg
 import msgspec
 from aiohttp import WSMsgType, web
 
-from penstock.fleet import frames, metrics, tasks
-from penstock.fleet.admission import Admission
+from penstock.fleet import disclosure, frames, metrics, tasks
+from penstock.fleet.admission import Admission, Busy
+from penstock.fleet.courier import AWAY, Courier
 from penstock.fleet.enrolment import Enrolment
 from penstock.fleet.errors import CertificateRefused
-from penstock.fleet.heartbeats import DatabaseClock, Heartbeats
+from penstock.fleet.heartbeats import READINGS_S, DatabaseClock, Heartbeats
 from penstock.fleet.link import Link, Links, Socket
 from penstock.fleet.model import Config
 from penstock.fleet.peer import CHECK_S, Peer, Peers
+from penstock.fleet.ports import UNHEARD, Handoffs, Secrets
 from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import tasks as task_rows
 from penstock.kit import http, jsonbody
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.errors import PenstockError, Unavailable
+from penstock.kit.errors import PenstockError
 from penstock.kit.ids import new_id
 from penstock.kit.process import every
 from penstock.kit.telemetry import correlated, correlation_id, logger
@@ -41,13 +42,14 @@ from penstock.wire.link import (
     Challenge,
     Close,
     Heartbeat,
-    HeartbeatAck,
     Hello,
     LogLine,
     LogLines,
+    Refused,
     ResultAck,
+    SecretsAsk,
+    SecretValues,
     TaskResult,
-    Tasks,
     Welcome,
 )
 from penstock.wire.rest import ErrorBody, ErrorDetail, RenewRequest
@@ -58,8 +60,6 @@ _PING_S: Final = 20.0
 _RENEW_BYTES_MAX: Final = 16 << 10
 #: Between two looks, however many hints come.
 _LOOK_PAUSE_S: Final = 0.05
-#: The database is away, or the agent does not read: the agent comes back and sends again what was not acknowledged.
-_AWAY: Final = (Unavailable, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 
 _log = logger(__name__)
 _renew_decoder = msgspec.json.Decoder(RenewRequest)
@@ -90,23 +90,28 @@ class LinkServer:
         db: Database,
         bus: Bus,
         enrolment: Enrolment,
+        secrets: Secrets,
         *,
         gateway_id: str,
         address: str,
         config: Config,
         on_logs: OnLogs = log_lines,
+        handoffs: Handoffs = UNHEARD,
     ) -> None:
         self.peers = Peers(db)
         self._db = db
         self._bus = bus
         self._enrolment = enrolment
+        self._secrets = secrets
         self._gateway_id = gateway_id
         self._config = config
         self._on_logs = on_logs
+        self._handoffs = handoffs
         self._links = Links()
         self._clock = DatabaseClock()
-        self._heartbeats = Heartbeats(db, self._links, self._clock)
-        self._admission = Admission(db, gateway_id=gateway_id, address=address)
+        self._heartbeats = Heartbeats(db, self._links, self._clock, accepts_per_s=config.accepts_per_s)
+        self._admission = Admission(db, gateway_id=gateway_id, address=address, accepts_per_s=config.accepts_per_s)
+        self._courier = Courier(db, config)
         self._look = asyncio.Event()
 
     def add_routes(self, app: web.Application) -> None:
@@ -120,6 +125,8 @@ class LinkServer:
         await self._bus.on_hint(subjects.ALL_NODES, self._node_changed)
         async with asyncio.TaskGroup() as group:
             group.create_task(every(FLUSH_S, self._heartbeats.flush, name="link_heartbeats"))
+            group.create_task(every(READINGS_S, self._heartbeats.flush_readings, name="link_readings"))
+            group.create_task(every(0, self._courier.deliver, name="link_tasks"))
             group.create_task(every(_LOOK_PAUSE_S, self._look_around, name="link_check"))
             group.create_task(every(CHECK_S, self._keep_leases, name="link_leases"))
 
@@ -134,7 +141,7 @@ class LinkServer:
     async def _node_changed(self, subject: str, payload: bytes) -> None:
         """The node has work, or, with a link's id, a newer link."""
         for link in self._links.of_node(subjects.last_token(subject)):
-            link.wake.set()
+            link.wake()
             if payload and payload != link.key.link_id.encode():
                 self._look.set()
 
@@ -146,7 +153,7 @@ class LinkServer:
         self._look.clear()
         try:
             await self._check_links()
-        except _AWAY as error:
+        except AWAY as error:
             _log.warning("link_check_deferred", error=repr(error))
 
     async def _check_links(self) -> None:
@@ -162,7 +169,7 @@ class LinkServer:
         await asyncio.gather(*(link.socket.close(Close.SUPERSEDED, "superseded by a newer link") for link in old))
         for link in links:
             if link.key.node_id in busy:
-                link.wake.set()
+                link.wake()
 
     async def _keep_leases(self) -> None:
         before = {link.key.link_id: (link, set(link.owed)) for link in self._links if link.owed}
@@ -184,13 +191,16 @@ class LinkServer:
         with correlated(new_id("cor")):
             try:
                 await self._converse(request, response, socket)
+            except Busy as busy:
+                await socket.send(Refused(code="busy", detail=str(busy), retry_after_s=busy.retry_after_s))
+                await self._refuse(socket, Close.BUSY, str(busy))
             except Refusal as refusal:
                 await self._refuse(socket, refusal.code, refusal.reason)
             except frames.Malformed as error:
                 await self._refuse(socket, Close.MALFORMED, str(error))
             except CertificateRefused as error:
                 await self._refuse(socket, Close.UNAUTHENTICATED, error.detail)
-            except _AWAY as error:
+            except AWAY as error:
                 await self._refuse(socket, Close.RESTARTING, "try again", error=repr(error))
         return response
 
@@ -205,9 +215,8 @@ class LinkServer:
             return
         admitted = await self._admission.admit(peer, hello)
         self._clock.set(admitted.at)
-        link = Link(admitted.key, socket)
+        link = Link(admitted.key, socket, self._courier.wake)
         self._links.add(link)
-        pusher = asyncio.create_task(self._push(link))
 
         async def cut(reason: str) -> None:
             await socket.close(Close.UNAUTHENTICATED, reason)
@@ -219,7 +228,7 @@ class LinkServer:
                 await socket.send(self._welcome(admitted.slots_approved))
                 await self._receive(response, link)
         finally:
-            await self._forget(link, pusher)
+            await self._forget(link)
 
     async def _greet(self, response: web.WebSocketResponse, socket: Socket, peer: Peer) -> Hello | None:
         nonce = secrets.token_urlsafe(24)
@@ -243,6 +252,7 @@ class LinkServer:
             server_time=self._clock.now(),
             heartbeat_s=self._config.heartbeat_s,
             slots_approved=slots_approved,
+            spread_s=self._links.spread_s(self._config.accepts_per_s),
         )
 
     async def _receive(self, response: web.WebSocketResponse, link: Link) -> None:
@@ -254,6 +264,8 @@ class LinkServer:
                     self._heartbeats.receive(link, heartbeat)
                 case TaskResult() as result:
                     await self._commit(link, result)
+                case SecretsAsk(task_id=task_id):
+                    await self._give_secrets(link, task_id)
                 case LogLines(lines=lines):
                     await self._on_logs(link.key.node_id, [_bounded(line) for line in lines])
                 case Hello():
@@ -261,49 +273,30 @@ class LinkServer:
 
     async def _commit(self, link: Link, result: TaskResult) -> None:
         async with self._db.transaction() as tx:
-            verdict = await tasks.commit_result(tx, link.key.node_id, result)
+            verdict = await tasks.commit_result(tx, link.key.node_id, result, self._handoffs)
         link.answered(result.task_id)
         await link.socket.send(ResultAck(task_id=result.task_id, verdict=verdict))
 
-    async def _push(self, link: Link) -> None:
-        """Send what is due, whenever woken, until the link ends."""
+    async def _give_secrets(self, link: Link, task_id: str) -> None:
+        """The values, or a code; the agent knows which of them are worth asking again for."""
         try:
-            while True:
-                await link.wake.wait()
-                link.wake.clear()
-                if at := link.take_acknowledgement():
-                    await link.socket.send(HeartbeatAck(server_time=at))
-                while link.free > 0 and await self._send_tasks(link):
-                    pass
-        except _AWAY as error:
-            await self._refuse(link.socket, Close.RESTARTING, "try again", error=repr(error))
-        except Exception:  # noqa: BLE001 (this link ends loudly, the others go on)
-            _log.exception("link_failed", node_id=link.key.node_id)
-            await link.socket.close(Close.RESTARTING, "try again")
-
-    async def _send_tasks(self, link: Link) -> bool:
-        """Whether there were some."""
-        async with self._db.transaction() as tx:
-            leased = await tasks.lease(
-                tx,
-                node_id=link.key.node_id,
-                link_id=link.key.link_id,
-                count=link.free,
-                config=self._config,
+            async with self._db.transaction() as tx:
+                values = await disclosure.answer(tx, link.key, task_id, self._secrets)
+        except PenstockError as error:
+            _log.warning(
+                "values_withheld", node_id=link.key.node_id, task_id=task_id, code=error.code, detail=error.detail
             )
-        if leased:
-            link.owed |= {task.id for task in leased}
-            await link.socket.send(Tasks(tasks=[task.signed for task in leased]))
-        return bool(leased)
+            await link.socket.send(SecretValues(task_id=task_id, error=error.code))
+            return
+        await link.socket.send(SecretValues(task_id=task_id, values=values))
 
-    async def _forget(self, link: Link, pusher: "asyncio.Task[None]") -> None:
+    async def _forget(self, link: Link) -> None:
         self._links.remove(link)
-        pusher.cancel()
-        await asyncio.wait([pusher])
+        self._courier.forget(link)
         if not self._links.of_node(link.key.node_id):
             with suppress(KeyError):
                 metrics.SKEW_S.remove(link.key.node_id)
-        with suppress(*_AWAY):
+        with suppress(*AWAY):
             async with self._db.read() as conn:
                 await link_rows.remove(conn, link.key)
 

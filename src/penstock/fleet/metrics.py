@@ -20,3 +20,4 @@ OVER_CAPACITY: Final = Counter(
     "penstock_node_capacity_alarms_total", "Inventories with more GPUs than the node was approved for"
 )
 NODES: Final = Gauge("penstock_nodes", "Nodes by state", ["state"])
+GPUS_QUARANTINED: Final = Gauge("penstock_gpus_quarantined", "GPUs out of service until proved to work", ["cause"])

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.wire.tasks import GpuKind
+
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
@@ -26,6 +28,10 @@ class Config:
     token_s: float = 600.0
     certificate_s: float = 24 * 3600.0
     task_lease_s: float = 30.0
+    #: A GPU that failed is probed when its node has reported it healthy for so long.
+    gpu_settle_s: float = 600.0
+    #: How many connections of nodes a gateway lets in a second.
+    accepts_per_s: float = 200.0
     #: How long finished tasks and revoked or expired certificates are kept.
     history_s: float = 7 * 24 * 3600.0
 
@@ -138,9 +144,13 @@ ANSWERING: Final = frozenset({NodeState.READY, NodeState.CORDONED, NodeState.DRA
 
 
 class SlotHealth(StrEnum):
-    """Whether a slot may be used. The database computes it from three facts: blocked, present, GPU healthy."""
+    """Whether a slot may be used. The database computes it from four facts: blocked, present, quarantined, GPU healthy.
+
+    A degraded one returns by itself when its GPU is well again, a quarantined one only after proof.
+    """
 
     HEALTHY = "healthy"
+    DEGRADED = "degraded"
     QUARANTINED = "quarantined"
     CLEANUP_BLOCKED = "cleanup_blocked"
     MISSING = "missing"
@@ -184,7 +194,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A whole GPU of a node, as a place for one unit."""
+    """A GPU of a node or a share of one, as a place for one unit. `whole_uuid` is the GPU itself."""
 
     id: str
     node_id: str
@@ -195,6 +205,52 @@ class Slot:
     simulated: bool
     health: SlotHealth
     health_detail: str
+    whole_uuid: str = ""
+    numa_node: int = -1
+    kind: GpuKind = GpuKind.WHOLE
+    profile: str = ""
+    threads_percent: int = 100
+    nvlink_domain: str = ""
+
+
+class Cause(StrEnum):
+    """Why a GPU is in quarantine. One that failed is probed by itself; an operator's waits for the operator."""
+
+    FAILED = "failed"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine:
+    """A whole GPU that gets no work until a probe has proved that it works. `probe_detail` is why the last one did
+    not pass."""
+
+    id: str
+    node_id: str
+    gpu_uuid: str
+    cause: Cause
+    detail: str
+    release_reason: str
+    version: int
+    since: datetime
+    well_since: datetime | None
+    return_asked_at: datetime | None
+    probe_task_id: str | None
+    probe_detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a whole GPU's sensors last showed, by the database's clock."""
+
+    at: datetime
+    temperature_c: int | None
+    power_w: float | None
+    utilization_percent: int | None
+    memory_used_bytes: int | None
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    faults: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

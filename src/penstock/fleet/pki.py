@@ -39,8 +39,8 @@ GATEWAY_URI: Final = "penstock://gateway"
 _CA_LIVES: Final = timedelta(days=3650)
 _GATEWAY_LIVES: Final = timedelta(days=365)
 _GATEWAY_RENEWS_BEFORE: Final = timedelta(days=60)
-#: Clocks of hosts differ a little.
-_BACKDATED: Final = timedelta(minutes=5)
+#: A host's clock may be ten minutes behind and still reach a gateway whose certificate is new.
+_BACKDATED: Final = timedelta(minutes=15)
 _CSR_CHARACTERS_MAX: Final = 8192
 
 

@@ -1,8 +1,10 @@
 """What the fleet asks of other domains; filled in `processes/`."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
-from penstock.kit.db import Reader
+from penstock.kit.db import Reader, Tx
+from penstock.wire.tasks import SecretRef
 
 
 class Claims(Protocol):
@@ -11,3 +13,31 @@ class Claims(Protocol):
     async def holders(self, conn: Reader, node_ids: list[str]) -> dict[str, str]:
         """Slot id → allocation id, for the slots of these nodes that are held now."""
         ...
+
+
+class Secrets(Protocol):
+    """The values of secrets that units get."""
+
+    async def values(
+        self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef]
+    ) -> dict[str, bytes]:
+        """By name, for the node that is to start the allocation's unit; the asker has checked that it is."""
+        ...
+
+
+class Handoffs(Protocol):
+    """Whoever waits for stock units to be handed over."""
+
+    async def ended(self, tx: Tx, *, allocation_id: str, fence: int, succeeded: bool) -> None:
+        """A node has answered, under a fence that still holds as far as the fleet knows."""
+        ...
+
+
+class Unheard:
+    """Nobody waits."""
+
+    async def ended(self, tx: Tx, *, allocation_id: str, fence: int, succeeded: bool) -> None:
+        """Nothing follows."""
+
+
+UNHEARD: Final = Unheard()

@@ -8,10 +8,10 @@ import msgspec
 from litestar import Response, Router, get, post
 from litestar.params import QueryParameter
 
-from penstock.fleet import nodes, schemas, slots, tasks
+from penstock.fleet import gpus, nodes, schemas, slots, tasks
 from penstock.fleet.enrolment import Enrolment
 from penstock.fleet.errors import SecretShownBefore
-from penstock.fleet.model import Node, NodeState
+from penstock.fleet.model import Node, NodeState, Slot
 from penstock.fleet.nodes import Nodes
 from penstock.fleet.ports import Claims
 from penstock.kit import http, idempotency, sealing
@@ -35,6 +35,7 @@ def router(enrolment: Enrolment, claims: Claims, db: Database) -> Router:
             *_reading(claims, db),
             *_orders(Nodes(claims), claims, db),
             *_slots(claims, db),
+            *_gpus(claims, db),
         ],
     )
 
@@ -45,7 +46,8 @@ async def _show(conn: Reader, claims: Claims, found: Sequence[Node], *, with_gpu
     for slot in await slots.of_nodes(conn, ids):
         own[slot.node_id].append(slot)
     holders = await claims.holders(conn, ids)
-    return [schemas.node(node, own[node.id], holders, with_gpus=with_gpus) for node in found]
+    conditions = await gpus.conditions(conn, ids) if with_gpus else None
+    return [schemas.node(node, own[node.id], holders, conditions) for node in found]
 
 
 def _enrolment(enrolment: Enrolment, db: Database) -> list[Any]:
@@ -221,6 +223,37 @@ def _slots(claims: Claims, db: Database) -> list[Any]:
                 runtime_verified_absent=data.runtime_verified_absent,
                 reason=data.reason,
             )
-        return schemas.gpu(slot, {})
+            return schemas.gpu(slot, {}, await gpus.conditions(tx, [slot.node_id]))
 
     return [force_cleanup]
+
+
+def _gpus(claims: Claims, db: Database) -> list[Any]:
+    async def show(tx: Tx, slot: Slot) -> rest.NodeGpu:
+        holders = await claims.holders(tx, [slot.node_id])
+        return schemas.gpu(slot, holders, await gpus.conditions(tx, [slot.node_id]))
+
+    @post("/nodes/{node_id:str}/slots/{slot_id:str}/quarantine", operation_id="quarantineGpu", status_code=200)
+    async def quarantine(caller: Caller, node_id: str, slot_id: str, data: rest.GpuQuarantineOrder) -> rest.NodeGpu:
+        """Take the GPU of a slot, with all its shares, out of service until it is asked back and a probe passes."""
+        async with db.transaction() as tx:
+            slot = await gpus.quarantine(
+                tx,
+                caller,
+                node_id=http.path_id("nod", node_id),
+                slot_id=http.path_id("slt", slot_id),
+                reason=data.reason,
+                drain=data.drain,
+            )
+            return await show(tx, slot)
+
+    @post("/nodes/{node_id:str}/slots/{slot_id:str}/return", operation_id="returnGpu", status_code=202)
+    async def return_(caller: Caller, node_id: str, slot_id: str) -> rest.NodeGpu:
+        """Have a quarantined GPU probed. It returns when the probe passes and its node reports it healthy."""
+        async with db.transaction() as tx:
+            slot = await gpus.ask_return(
+                tx, caller, node_id=http.path_id("nod", node_id), slot_id=http.path_id("slt", slot_id)
+            )
+            return await show(tx, slot)
+
+    return [quarantine, return_]

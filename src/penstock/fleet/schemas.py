@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.fleet.model import Node, NodeState, Slot, SlotHealth, Task
+import msgspec
+
+from penstock.fleet.gpus import Conditions
+from penstock.fleet.model import Node, NodeState, Quarantine, Slot, SlotHealth, Task
 from penstock.wire import rest
 
 
-def node(value: Node, slots: Sequence[Slot], holders: Mapping[str, str], *, with_gpus: bool) -> rest.Node:
-    """A node with its own slots; `holders` maps slot → allocation."""
+def node(
+    value: Node, slots: Sequence[Slot], holders: Mapping[str, str], conditions: Conditions | None = None
+) -> rest.Node:
+    """A node with its own slots; `holders` maps slot → allocation. The GPUs are shown if their conditions are given."""
     free = [slot for slot in slots if slot.health is SlotHealth.HEALTHY and slot.id not in holders]
     return rest.Node(
         id=value.id,
@@ -23,22 +28,43 @@ def node(value: Node, slots: Sequence[Slot], holders: Mapping[str, str], *, with
         certificate_expires_at=value.certificate_expires_at,
         created_at=value.created_at,
         release_at=value.release_at,
-        gpus=[gpu(slot, holders) for slot in slots] if with_gpus else [],
+        gpus=[gpu(slot, holders, conditions) for slot in slots] if conditions else [],
     )
 
 
-def gpu(slot: Slot, holders: Mapping[str, str]) -> rest.NodeGpu:
-    """One GPU and who holds it."""
+def gpu(slot: Slot, holders: Mapping[str, str], conditions: Conditions) -> rest.NodeGpu:
+    """One GPU, how it is, and who holds it."""
+    whole = (slot.node_id, slot.whole_uuid)
+    quarantine, reading = conditions.quarantines.get(whole), conditions.readings.get(whole)
     return rest.NodeGpu(
         slot_id=slot.id,
         uuid=slot.gpu_uuid,
         index=slot.gpu_index,
         model=slot.gpu_model,
         memory_bytes=slot.memory_bytes,
+        kind=slot.kind.value,
+        gpu_uuid=slot.whole_uuid,
+        profile=slot.profile,
+        threads_percent=slot.threads_percent,
+        numa_node=slot.numa_node,
+        nvlink_domain=slot.nvlink_domain,
         simulated=slot.simulated,
         health=slot.health.value,
         health_detail=slot.health_detail,
         allocation_id=holders.get(slot.id),
+        quarantine=_quarantine(quarantine) if quarantine else None,
+        readings=msgspec.convert(reading, rest.GpuReadings, from_attributes=True) if reading else None,
+    )
+
+
+def _quarantine(value: Quarantine) -> rest.GpuQuarantine:
+    return rest.GpuQuarantine(
+        cause=value.cause.value,
+        detail=value.detail,
+        since=value.since,
+        well_since=value.well_since,
+        probing=value.probe_task_id is not None or value.return_asked_at is not None,
+        probe_detail=value.probe_detail,
     )
 
 

@@ -24,6 +24,15 @@ async def unblock(tx: Tx, slot_ids: Sequence[str]) -> None:
         tx.hint(subjects.CAPACITY)
 
 
+async def unfit(tx: Tx, slot_ids: Sequence[str]) -> str:
+    """Why work may not begin on these slots now; nothing when it may. It stays so until the transaction ends: a GPU
+    that fails meanwhile is quarantined after it."""
+    for health, detail in await slot_rows.hold_healths(tx, slot_ids):
+        if health is not SlotHealth.HEALTHY:
+            return f"a GPU is {health.replace('_', ' ')}" + (f": {detail}" if detail else "")
+    return ""
+
+
 async def of_nodes(conn: Reader, node_ids: Sequence[str]) -> list[Slot]:
     """All slots of these nodes."""
     return await slot_rows.of_nodes(conn, node_ids)

@@ -7,6 +7,7 @@ from typing import Final
 from penstock.fleet import metrics
 from penstock.fleet.model import ANSWERING, RETURNS, Config, Node, NodeEvent, NodeState, TaskState
 from penstock.fleet.store import certificates
+from penstock.fleet.store import gpus as gpu_rows
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import tasks as task_rows
 from penstock.kit.db import Database, Tx
@@ -85,6 +86,7 @@ class Sweeper:
             await certificates.delete_expired_tokens(tx)
             await certificates.delete_old(tx, older_than_s=self._config.history_s)
             await task_rows.delete_old(tx, older_than_s=self._config.history_s, limit=10_000)
+            await gpu_rows.delete_old(tx, older_than_s=self._config.history_s)
         async with self._db.read() as conn:
             counts = await node_rows.count_states(conn)
         for state in NodeState:

@@ -5,7 +5,9 @@ nothing. A dispatch under a higher fence ends all open tasks of the allocation u
 """
 
 import re
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -14,9 +16,10 @@ from penstock.fleet import inventory, metrics
 from penstock.fleet.errors import StaleFence, TaskTooBig
 from penstock.fleet.model import OPEN_TASKS, Config, Task, TaskOutcome, TaskState
 from penstock.fleet.pki import TaskSigner
+from penstock.fleet.ports import UNHEARD, Handoffs
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import tasks as task_rows
-from penstock.fleet.store.tasks import Leased, NewTask
+from penstock.fleet.store.tasks import Leased, NewTask, Want
 from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
@@ -26,7 +29,7 @@ from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
 from penstock.wire.link import ResultVerdict, TaskResult
-from penstock.wire.tasks import PARAMS, TOPOLOGY_DISCOVER, Inventory, Outcome, TaskBody
+from penstock.wire.tasks import PARAMS, TOPOLOGY_DISCOVER, UNIT_HANDOFF, Inventory, Outcome, TaskBody
 
 BODY_BYTES_MAX: Final = 192 << 10
 #: So many tasks in one frame at most: with the limit above they fit into it.
@@ -56,18 +59,21 @@ class Tasks:
         """Queue a task for the node and return its id; once per `dedupe_key`, whatever the other arguments say."""
         if not isinstance(params, PARAMS[type][0]):
             raise Invalid(f"{type} takes {PARAMS[type][0].__name__}", field="params")
-        now, repeated = await task_rows.find_repeated(tx, dedupe_key)
-        if repeated is not None:
-            return repeated
-        if allocation_id is not None:
-            await _raise_fence(tx, allocation_id, fence)
+        ready = await task_rows.prepare(tx, dedupe_key, allocation_id, fence)
+        if ready.repeated is not None:
+            return ready.repeated
+        if ready.fence > fence:
+            raise StaleFence(f"the fence is {ready.fence}, the task has {fence}", allocation_id=allocation_id)
+        if allocation_id is not None and not ready.first:
+            for ended in await task_rows.fence_off(tx, allocation_id, fence):
+                tx.hint(subjects.task_done(ended))
         body = TaskBody(
             task_id=new_id("tsk"),
             node_id=node_id,
             type=type,
             allocation_id=allocation_id,
             fence=fence,
-            expires_at=now + timedelta(seconds=expires_s),
+            expires_at=ready.at + timedelta(seconds=expires_s),
             correlation_id=correlation_id(),
             params=msgspec.Raw(msgspec.msgpack.encode(params)),
         )
@@ -95,32 +101,22 @@ class Tasks:
         return await task_rows.outcome(conn, task_id)
 
 
-async def _raise_fence(tx: Tx, allocation_id: str, fence: int) -> None:
-    current = await task_rows.raise_fence(tx, allocation_id, fence)
-    if current > fence:
-        raise StaleFence(f"the fence is {current}, the task has {fence}", allocation_id=allocation_id)
-    for task_id in await task_rows.fence_off(tx, allocation_id, fence):
-        tx.hint(subjects.task_done(task_id))
-
-
-async def lease(tx: Tx, *, node_id: str, link_id: str, count: int, config: Config) -> list[Leased]:
-    """Up to `count` tasks for the node's current link; none for a link that another has superseded."""
-    leased = await task_rows.lease(
-        tx, node_id=node_id, link_id=link_id, count=min(count, BATCH_MAX), lease_s=config.task_lease_s
-    )
-    for task in leased:
+async def lease(conn: Reader, wants: Sequence[Want], config: Config) -> dict[str, list[Leased]]:
+    """What is wanted and there, by link: one statement for many nodes. None for a link that another superseded."""
+    leased = await task_rows.lease(conn, wants, lease_s=config.task_lease_s)
+    for task in chain.from_iterable(leased.values()):
         metrics.DISPATCH_S.observe(task.waited_s)
     return leased
 
 
-async def commit_result(tx: Tx, node_id: str, result: TaskResult) -> ResultVerdict:
-    """Take a node's result over, or say why not."""
-    verdict = await _commit(tx, node_id, result)
+async def commit_result(tx: Tx, node_id: str, result: TaskResult, handoffs: Handoffs = UNHEARD) -> ResultVerdict:
+    """Take a node's result over, or say why not. `handoffs` hears of those in the same transaction."""
+    verdict = await _commit(tx, node_id, result, handoffs)
     metrics.RESULTS.labels(verdict.value).inc()
     return verdict
 
 
-async def _commit(tx: Tx, node_id: str, result: TaskResult) -> ResultVerdict:
+async def _commit(tx: Tx, node_id: str, result: TaskResult, handoffs: Handoffs) -> ResultVerdict:
     sent = await task_rows.lock_sent(tx, result.task_id, node_id)
     if sent is None:
         return ResultVerdict.UNKNOWN_TASK
@@ -135,6 +131,9 @@ async def _commit(tx: Tx, node_id: str, result: TaskResult) -> ResultVerdict:
         await audit.record(tx, actor, "tasks.refuse", result.task_id, detail={"code": error_code, "detail": detail})
     if state is TaskState.SUCCEEDED and sent.type == TOPOLOGY_DISCOVER:
         await _take_inventory(tx, node_id, msgspec.msgpack.decode(result.answer, type=Inventory))
+    if sent.type == UNIT_HANDOFF and sent.allocation_id is not None:
+        succeeded = state is TaskState.SUCCEEDED
+        await handoffs.ended(tx, allocation_id=sent.allocation_id, fence=sent.fence, succeeded=succeeded)
     tx.hint(subjects.task_done(result.task_id))
     return ResultVerdict.APPLIED
 

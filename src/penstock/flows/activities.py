@@ -9,25 +9,37 @@ from typing import Any, Final, TypeAlias
 
 from temporalio import activity
 
-from penstock.compute.model import Allocation, State
-from penstock.compute.service import advance
+from penstock.compute.model import Allocation, Purpose, State
+from penstock.compute.service import advance, runtimes
 from penstock.compute.service.advance import Advance, Situation
 from penstock.compute.service.advance import Verdict as Moved
-from penstock.fleet import nodes
+from penstock.fleet import nodes, slots
 from penstock.fleet.errors import StaleFence
 from penstock.fleet.model import TaskOutcome, TaskState
 from penstock.fleet.tasks import Tasks
 from penstock.flows.errors import translated
+from penstock.flows.handoffs import Handoffs
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.steps import Course, Look, Order, Result, Verdict
 from penstock.kit.db import Database, Tx
 from penstock.kit.telemetry import correlated, span
-from penstock.wire.tasks import UNIT_START, UNIT_STOP, CleanupProof, Limits, UnitStart, UnitStop
+from penstock.wire.tasks import (
+    RUNTIME_BUILD,
+    UNIT_START,
+    UNIT_STOP,
+    CleanupProof,
+    Limits,
+    RuntimeBuild,
+    UnitStart,
+    UnitStop,
+)
 
 POLL_S: Final = 1.0
 
 _PROOFS: Final = ("processes_gone", "cgroup_empty", "scratch_deleted", "gpu_idle", "memory_scrubbed")
 _LATE: Final = "the unit was not ready in time"
+_BUILDING: Final = "building the runtime"
+_NO_LOCK: Final = "the runtime's lock is gone"
 _UNREACHABLE: Final = "the cleanup was not proved: the node is unreachable"
 _LOST: Final = "the cleanup was not proved: the node is lost"
 _DONE: Final = Result(Verdict.DONE)
@@ -39,6 +51,7 @@ class Timing:
     """How long nodes have for their tasks."""
 
     start_s: float = 60.0
+    runtime_s: float = 600.0
     #: A stop ends with large folders deleted and GPUs scrubbed, each of which the node itself bounds by minutes.
     stop_s: float = 600.0
     #: A release waits so long for a node that does not answer; an undo does not.
@@ -65,11 +78,13 @@ class Activities:
         self._tasks = tasks
         self._outcomes = outcomes
         self._timing = timing
+        self._handoffs = Handoffs(tasks, timing.start_s)
 
     def all(self) -> Sequence[Callable[..., Any]]:
         """What the worker registers."""
         return [
             self.look,
+            self.prepare_runtime,
             self.start_unit,
             self.undo_start,
             self.stop_unit,
@@ -88,12 +103,36 @@ class Activities:
             row = await self._moves.begin(tx, allocation_id)
         if row is None:
             return Look(Course.REST, "", 0)
-        return Look(_course(row), row.state, row.fence)
+        return Look(_course(row), row.state, row.fence, runtime=bool(row.runtime))
+
+    @activity.defn
+    @translated
+    async def prepare_runtime(self, order: Order) -> Result:
+        """Ask the node to build the tenant's environment, unless it has it, and wait for that."""
+        sent = await self._send(order, self._build)
+        if not isinstance(sent, Sent):
+            return sent
+        outcome = await self._wait(order, sent, silence_s=math.inf, until_overdue=True)
+        if not isinstance(outcome, TaskOutcome):
+            return outcome
+        return _DONE if outcome.succeeded else Result(Verdict.FAILED, _why("the runtime was not built", outcome))
 
     @activity.defn
     @translated
     async def start_unit(self, order: Order) -> Result:
-        """Ask the node to start the unit, and wait until it is ready."""
+        """Ask the node to start the unit, or to hand a stock unit over, and wait until it is ready. A stock unit that
+        cannot be handed over is stopped, and one of the allocation's own started in its place."""
+        result = await self._bring_up(order)
+        if result.verdict is not Verdict.FAILED or not await self._from_stock(order):
+            return result
+        stopped = await self._stop_and_prove(order, silence_s=0.0)
+        if stopped.verdict is not Verdict.DONE:
+            return stopped if stopped.verdict is Verdict.STALE else result
+        async with self._db.transaction() as tx:
+            moved = _moved(await self._moves.restart(tx, order.allocation_id, order.fence, result.reason))
+        return await self._bring_up(order) if moved.verdict is Verdict.DONE else moved
+
+    async def _bring_up(self, order: Order) -> Result:
         sent = await self._send(order, self._start)
         if not isinstance(sent, Sent):
             return sent
@@ -101,6 +140,12 @@ class Activities:
         if not isinstance(outcome, TaskOutcome):
             return outcome
         return _DONE if outcome.succeeded else Result(Verdict.FAILED, _why("the unit did not start", outcome))
+
+    async def _from_stock(self, order: Order) -> bool:
+        """Whether a stock unit is in the way of one of its own, and there is time left for that."""
+        async with self._db.transaction() as tx:
+            found = await advance.situation(tx, order.allocation_id, order.fence)
+        return found is not None and found.allocation.stock_id is not None and not found.overdue
 
     @activity.defn
     @translated
@@ -174,12 +219,38 @@ class Activities:
         except StaleFence:
             return _STALE
 
+    async def _build(self, tx: Tx, order: Order, found: Situation) -> Sent | Result:
+        unit = found.allocation
+        if unit.state is not State.PROVISIONING or unit.failing or unit.node_id is None:
+            return _STALE
+        lock = await runtimes.lock_of(tx, unit.runtime)
+        if found.overdue or lock is None:
+            return Result(Verdict.FAILED, _LATE if found.overdue else _NO_LOCK)
+        await advance.explain(tx, unit.id, _BUILDING)
+        task_id = await self._tasks.dispatch(
+            tx,
+            node_id=unit.node_id,
+            type=RUNTIME_BUILD,
+            allocation_id=unit.id,
+            fence=order.fence,
+            params=RuntimeBuild(runtime=lock),
+            dedupe_key=f"{unit.id}/runtime/{order.fence}",
+            expires_s=self._timing.runtime_s,
+        )
+        return Sent(task_id=task_id, node_id=unit.node_id)
+
     async def _start(self, tx: Tx, order: Order, found: Situation) -> Sent | Result:
         unit = found.allocation
         if unit.state is not State.PROVISIONING or unit.failing or unit.node_id is None:
             return _STALE
         if found.overdue:
             return Result(Verdict.FAILED, _LATE)
+        if unfit := await slots.unfit(tx, [claim.slot_id for claim in found.claims]):
+            return Result(Verdict.FAILED, f"the unit was not started: {unfit}")
+        if unit.stock_id is not None:
+            return Sent(task_id=await self._handoffs.dispatch(tx, unit), node_id=unit.node_id)
+        if unit.runtime:
+            await advance.explain(tx, unit.id, "")
         params = UnitStart(
             unit_id=unit.unit_id,
             image=unit.image,
@@ -191,6 +262,7 @@ class Activities:
                 scratch_bytes=unit.scratch_bytes,
             ),
             allocation_id=unit.id,
+            stock=unit.purpose is Purpose.STOCK,
             runtime=unit.runtime,
             env=dict(unit.env),
             command=list(unit.command),
@@ -219,7 +291,11 @@ class Activities:
             type=UNIT_STOP,
             allocation_id=unit.id,
             fence=order.fence,
-            params=UnitStop(unit_id=unit.unit_id, gpu_uuids=[claim.gpu_uuid for claim in found.claims]),
+            params=UnitStop(
+                unit_id=unit.unit_id,
+                gpu_uuids=[claim.gpu_uuid for claim in found.claims],
+                allocation_id=unit.id,
+            ),
             dedupe_key=f"{unit.id}/stop/{order.fence}/{order.attempt}",
             expires_s=self._timing.stop_s,
         )

@@ -19,6 +19,7 @@ from penstock.flows.steps import (
     DOES,
     FINISH,
     LOOK,
+    PREPARE_RUNTIME,
     PROVISION,
     STOP_UNIT,
     UNDO,
@@ -92,6 +93,8 @@ class AllocationSaga:
     async def _provision(self, look: Look) -> None:
         """The steps after the look; the first that fails condemns the rest."""
         for step in PROVISION[1:]:
+            if step.do is PREPARE_RUNTIME and not look.runtime:
+                continue
             result = await self._do(step.do, look)
             if result.verdict is Verdict.STALE:
                 return

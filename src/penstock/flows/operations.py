@@ -32,11 +32,11 @@ def router(db: Database) -> Router:
             return await overview(conn, nodes_max=nodes_max)
 
     @get("/fleet/problems", operation_id="listFleetProblems")
-    async def list_problems(caller: Caller) -> list[rest.Problem]:
+    async def list_problems(caller: Caller) -> rest.Page[rest.Problem]:
         """What does not get on by itself, why, and the command that repairs it; operators only."""
         caller.require("fleet.read")
         async with db.read() as conn:
-            return await problems.find(conn)
+            return rest.Page(items=await problems.find(conn))
 
     handlers: list[Any] = [get_overview, list_problems]
     return Router(path="/", route_handlers=handlers, tags=["fleet"])

@@ -10,7 +10,7 @@ from typing import Final
 from penstock.compute.model import State
 from penstock.compute.service.release import Release
 from penstock.compute.service.watch import Exited, Orphan, Unproved, Watch
-from penstock.fleet import nodes, slots
+from penstock.fleet import gpus, nodes, slots
 from penstock.fleet.tasks import Tasks
 from penstock.flows.sagas import Sagas
 from penstock.kit import audit
@@ -76,6 +76,14 @@ class NodeKeeper:
                     when = at.isoformat(timespec="seconds")
                     await self.release.announce(tx, node_id, f"the node is draining: it will be released at {when}")
 
+    async def failed_gpus(self) -> None:
+        """What runs on a GPU that failed, or that an operator drains, leaves with the reason."""
+        async with self.db.read() as conn:
+            leaving = await gpus.to_leave(conn)
+            held = await self.watch.holding(conn, list(leaving)) if leaving else {}
+        for allocation_id, slot_id in held.items():
+            await self._release(allocation_id, leaving[slot_id], only_if=None)
+
     async def exited_units(self) -> None:
         """A unit that has ended by itself gives its GPUs back."""
         for found in await self.watch.exited():
@@ -123,7 +131,9 @@ class NodeKeeper:
             type=UNIT_STOP,
             allocation_id=found.allocation_id,
             fence=found.fence,
-            params=UnitStop(unit_id=found.unit_id, gpu_uuids=list(found.gpu_uuids)),
+            params=UnitStop(
+                unit_id=found.unit_id, gpu_uuids=list(found.gpu_uuids), allocation_id=found.allocation_id
+            ),
             dedupe_key=f"prove/{found.allocation_id}/{found.minute}",
             expires_s=_ORPHAN_STOP_S,
         )
@@ -136,12 +146,12 @@ class NodeKeeper:
                 type=UNIT_STOP,
                 allocation_id=orphan.allocation_id,
                 fence=orphan.fence,
-                params=UnitStop(unit_id=orphan.unit_id, gpu_uuids=[]),
+                params=UnitStop(unit_id=orphan.unit_id, gpu_uuids=[], allocation_id=orphan.allocation_id or ""),
                 dedupe_key=f"orphan/{orphan.node_id}/{orphan.unit_id}/{orphan.minute}",
                 expires_s=_ORPHAN_STOP_S,
             )
 
-    async def _release(self, allocation_id: str, reason: str, *, only_if: State = State.ACTIVE) -> None:
+    async def _release(self, allocation_id: str, reason: str, *, only_if: State | None = State.ACTIVE) -> None:
         with correlated(new_id("cor"), allocation_id=allocation_id):
             async with self.db.transaction() as tx:
                 await self.release.by_system(tx, _ACTOR, allocation_id, reason, only_if=only_if)

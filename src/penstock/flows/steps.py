@@ -34,6 +34,8 @@ class Look:
     course: Course
     state: str
     fence: int
+    #: Whether the node has to have an environment of the tenant's.
+    runtime: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Step:
 
 
 LOOK: Final = Action("look")
+PREPARE_RUNTIME: Final = Action("prepare_runtime", local=False)
 START_UNIT: Final = Action("start_unit", local=False)
 UNDO_START: Final = Action("undo_start", local=False, attempts_max=3)
 STOP_UNIT: Final = Action("stop_unit", local=False, attempts_max=3)
@@ -84,9 +87,11 @@ FAIL: Final = Action("fail")
 FINISH: Final = Action("finish")
 ABANDON: Final = Action("abandon")
 
-#: `look` takes a placed request up; slots were claimed when it was made, and `fail` gives them back.
+#: `look` takes a placed request up; slots were claimed when it was made, and `fail` gives them back. An environment
+#: that was built stays on its node, for the next unit that needs it.
 PROVISION: Final = (
     Step(LOOK, FAIL),
+    Step(PREPARE_RUNTIME, None),
     Step(START_UNIT, UNDO_START),
     Step(ACTIVATE, None),
 )
@@ -94,4 +99,4 @@ PROVISION: Final = (
 DOES: Final = tuple(step.do for step in PROVISION)
 #: In the order in which they run.
 UNDO: Final = tuple(step.undo for step in reversed(PROVISION) if step.undo is not None)
-ACTIONS: Final = (LOOK, START_UNIT, UNDO_START, STOP_UNIT, ACTIVATE, CONDEMN, FAIL, FINISH, ABANDON)
+ACTIONS: Final = (LOOK, PREPARE_RUNTIME, START_UNIT, UNDO_START, STOP_UNIT, ACTIVATE, CONDEMN, FAIL, FINISH, ABANDON)

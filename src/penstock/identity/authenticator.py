@@ -1,22 +1,23 @@
-"""Who a request comes from, decided by its bearer credential.
+"""Who a request comes from, decided by its bearer credential: an API key, a session, or an identity provider's token.
 
-An answer is kept for at most `KEPT_S`, and forgotten at once when anything is revoked, so a revoked key is out within
-seconds even if the hint was lost. Refusals are never kept.
+An answer is kept for at most `KEPT_S`, and forgotten at once when anything is revoked, so a revoked credential is out
+within seconds even if the hint was lost. Refusals are never kept.
 """
 
-import base64
 import hashlib
 import time
+from collections.abc import Callable
 from typing import Final, TypeVar
 
-import msgspec
-
 from penstock.identity import store
-from penstock.identity.errors import KeyBound, TokenExpired
-from penstock.identity.model import ACTIONS, Credential, PrincipalKind, Role, actions
+from penstock.identity.errors import KeyBound
+from penstock.identity.fetch import fetch_json
+from penstock.identity.keysets import KeySets
+from penstock.identity.logins import Tokens, caller_of, still_granted
+from penstock.identity.model import ACTIONS, Credential, Person, PrincipalKind, Role, actions
+from penstock.identity.store import logins
 from penstock.kit.bus import Bus
-from penstock.kit.caller import Caller
-from penstock.kit.clock import utc_now
+from penstock.kit.caller import Caller, Login
 from penstock.kit.db import Database
 from penstock.kit.errors import NotFound, Unauthenticated
 from penstock.wire import subjects
@@ -28,22 +29,24 @@ KEPT_S: Final = 2.0
 CACHE_ENTRIES_MAX: Final = 10_000
 TOUCH_EVERY_S: Final = 60.0
 KEY_PREFIX: Final = "psk_"
-_KEY_CHARACTERS: Final = len(KEY_PREFIX) + 43
-_LEEWAY_S: Final = 60
+SESSION_PREFIX: Final = "pss_"
+_SECRET_CHARACTERS: Final = 4 + 43
 
 
 def digest(secret: str) -> bytes:
-    """What is stored of a key."""
+    """What is stored of a key or a session."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 class Authenticator:
     """Looks credentials up, with a short memory."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._db = db
+        self._clock = clock
+        self.tokens = Tokens(db, KeySets(fetch_json), clock=clock)
         self._callers: dict[tuple[bytes, str | None], tuple[float, Caller]] = {}
-        self._valid: dict[str, float] = {}
+        self._valid: dict[tuple[str, str], float] = {}
         self._used: set[str] = set()
 
     async def watch(self, bus: Bus) -> None:
@@ -55,43 +58,82 @@ class Authenticator:
         self._valid.clear()
 
     async def authenticate(self, authorization: str | None, project: str | None) -> Caller:
-        """The caller behind an Authorization header, acting in `project` or the key's own."""
-        secret = _bearer(authorization)
+        """The caller behind an Authorization header, acting in `project` or the credential's own."""
+        secret = bearer(authorization)
         cached = (digest(secret), project)
         found = self._callers.get(cached)
         if found is not None and found[0] > time.monotonic():
             return found[1]
-        credential = await self._find(cached[0], project)
-        caller = resolve(credential, project)
-        _keep(self._callers, cached, (_deadline(credential), caller))
-        self._used.add(credential.key_id)
+        caller, remaining_s = await self._find(secret, cached[0], project)
+        _keep(self._callers, cached, (_deadline(remaining_s), caller))
         return caller
 
-    async def _find(self, key_digest: bytes, project: str | None) -> Credential:
+    async def _find(self, secret: str, secret_digest: bytes, project: str | None) -> tuple[Caller, float | None]:
+        """The caller, and for how long their credential still works."""
+        if secret.startswith(KEY_PREFIX):
+            return await self._by_key(secret_digest, project)
+        if secret.startswith(SESSION_PREFIX):
+            return await self._by_session(secret_digest, project)
+        return await self._by_token(secret, secret_digest, project)
+
+    async def _by_key(self, key_digest: bytes, project: str | None) -> tuple[Caller, float | None]:
         async with self._db.read() as conn:
             credential = await store.find_credential(conn, key_digest, project)
         if credential is None:
             raise Unauthenticated("the API key is not valid")
-        return credential
+        caller = resolve(credential, project)
+        self._used.add(credential.key_id)
+        return caller, credential.remaining_s
 
-    async def still_valid(self, key_id: str) -> bool:
-        """Whether a key that was valid when a long exchange began still is."""
-        if self._valid.get(key_id, 0.0) > time.monotonic():
-            return True
+    async def _by_session(self, session_digest: bytes, project: str | None) -> tuple[Caller, float | None]:
         async with self._db.read() as conn:
-            credential = await store.find_credential_by_id(conn, key_id)
-        if credential is None:
-            return False
-        _keep(self._valid, key_id, _deadline(credential))
-        return True
+            found = await logins.find_login(conn, session_digest)
+            if found is None:
+                raise Unauthenticated("the session is over")
+            person = Person(id=found.principal_id, display_name=found.display_name, disabled=False)
+            login = Login(id=found.id, provider=found.provider, groups=tuple(found.groups))
+            caller = await caller_of(conn, person, login, project)
+        self._used.add(found.id)
+        return caller, found.remaining_s
+
+    async def _by_token(self, token: str, token_digest: bytes, project: str | None) -> tuple[Caller, float | None]:
+        provider, claims = await self.tokens.check(token)
+        person = await self.tokens.person(claims)
+        login = Login(
+            id=f"jwt_{token_digest.hex()[:26]}", provider=provider.name, groups=claims.groups, expires=claims.expires
+        )
+        async with self._db.read() as conn:
+            caller = await caller_of(conn, person, login, project)
+        return caller, max(0.0, claims.expires - self._clock())
+
+    async def still_valid(self, caller: Caller) -> bool:
+        """Whether the credential of a caller that was valid when a long exchange began still is."""
+        credential_id = caller.key_id or (caller.login.id if caller.login else None)
+        if credential_id is None:
+            return True
+        cached = (credential_id, caller.project_id)
+        if self._valid.get(cached, 0.0) > time.monotonic():
+            return True
+        valid, remaining_s = await self._valid_now(caller)
+        if valid:
+            _keep(self._valid, cached, _deadline(remaining_s))
+        return valid
+
+    async def _valid_now(self, caller: Caller) -> tuple[bool, float | None]:
+        async with self._db.read() as conn:
+            if caller.key_id is None:
+                return await still_granted(conn, caller, now=self._clock()), None
+            credential = await store.find_credential_by_id(conn, caller.key_id)
+        return credential is not None, credential.remaining_s if credential else None
 
     async def touch(self) -> None:
-        """Write down which keys were used; called once a minute, away from requests."""
+        """Write down which keys and sessions were used; called once a minute, away from requests."""
         if not self._used:
             return
         used, self._used = self._used, set()
         async with self._db.transaction() as tx:
             await store.touch_keys(tx, sorted(used))
+            await logins.touch_sessions(tx, sorted(used))
 
 
 def resolve(credential: Credential, project: str | None) -> Caller:
@@ -135,9 +177,8 @@ def _caller(credential: Credential, member: Role, key: Role, *, operator: bool) 
     )
 
 
-def _deadline(credential: Credential) -> float:
-    remaining_s = KEPT_S if credential.remaining_s is None else min(KEPT_S, credential.remaining_s)
-    return time.monotonic() + remaining_s
+def _deadline(remaining_s: float | None) -> float:
+    return time.monotonic() + (KEPT_S if remaining_s is None else min(KEPT_S, remaining_s))
 
 
 def _keep(cache: dict[K, V], key: K, value: V) -> None:
@@ -146,26 +187,14 @@ def _keep(cache: dict[K, V], key: K, value: V) -> None:
     cache[key] = value
 
 
-def _bearer(authorization: str | None) -> str:
-    """The API key in the header, or Unauthenticated in words that help."""
+def bearer(authorization: str | None) -> str:
+    """The credential in the header, or Unauthenticated in words that help."""
     scheme, _, token = (authorization or "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
         raise Unauthenticated("send an API key: Authorization: Bearer psk_…")
-    if token.startswith(KEY_PREFIX) and len(token) == _KEY_CHARACTERS and token.isascii():
+    if token.startswith((KEY_PREFIX, SESSION_PREFIX)) and len(token) == _SECRET_CHARACTERS and token.isascii():
         return token
-    if token.count(".") == 2:
-        _refuse_jwt(token)
+    if token.count(".") == 2 and token.isascii():
+        return token
     raise Unauthenticated("the API key is not valid")
-
-
-def _refuse_jwt(token: str) -> None:
-    """No identity provider is configured, so no token is believed; a readable expiry only makes the answer clearer."""
-    try:
-        payload = token.split(".")[1]
-        claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        expires = float(claims["exp"])
-    except (ValueError, TypeError, KeyError, msgspec.DecodeError):
-        return
-    if expires + _LEEWAY_S < utc_now().timestamp():
-        raise TokenExpired("token expired")

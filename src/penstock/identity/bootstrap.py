@@ -1,10 +1,13 @@
-"""What every install has: the default organisation and project, and a local administrator with a key."""
+"""What every install has: the default organisation and project, the platform's own, and a local administrator with a
+key."""
 
 from penstock.identity import store
 from penstock.identity.model import (
     DEFAULT_ORGANISATION,
     DEFAULT_PROJECT,
     LOCAL_ADMIN,
+    PLATFORM_ORGANISATION,
+    PLATFORM_PROJECT,
     PrincipalKind,
     Role,
 )
@@ -21,6 +24,8 @@ async def bootstrap(tx: Tx) -> str | None:
         return None
     await store.insert_organisation(tx, organisation_id=DEFAULT_ORGANISATION, name="default")
     await store.insert_project(tx, project_id=DEFAULT_PROJECT, organisation_id=DEFAULT_ORGANISATION, name="default")
+    await store.insert_organisation(tx, organisation_id=PLATFORM_ORGANISATION, name="platform")
+    await store.insert_project(tx, project_id=PLATFORM_PROJECT, organisation_id=PLATFORM_ORGANISATION, name="platform")
     await store.insert_principal(
         tx, principal_id=LOCAL_ADMIN, kind=PrincipalKind.USER, display_name="local admin", operator=True
     )

@@ -1,12 +1,54 @@
 """Expected failures of identity."""
 
-from penstock.kit.errors import Conflict, Denied, Unauthenticated
+from penstock.kit.errors import Conflict, Denied, Invalid, Unauthenticated, Unavailable
 
 
 class TokenExpired(Unauthenticated):
     """The bearer token's time is over."""
 
     code = "token_expired"
+
+
+class TokenUsed(Unauthenticated):
+    """The provider's token was exchanged for a session before."""
+
+    code = "token_used"
+
+
+class ProviderUnavailable(Unavailable):
+    """The identity provider does not tell its keys, so that its tokens cannot be checked now."""
+
+    code = "identity.provider_unavailable"
+
+
+class NoRole(Denied):
+    """A known person without a role anywhere."""
+
+    code = "identity.no_role"
+
+
+class ProjectRequired(Invalid):
+    """The person has several projects and chose none."""
+
+    code = "identity.project_required"
+
+
+class IssuerTaken(Conflict):
+    """One provider per issuer."""
+
+    code = "identity.issuer_taken"
+
+
+class IssuerFixed(Conflict):
+    """A provider keeps its issuer: people are known by it."""
+
+    code = "identity.issuer_fixed"
+
+
+class MappingExists(Conflict):
+    """A group has one role in one place."""
+
+    code = "identity.mapping_exists"
 
 
 class ScopeExceedsCaller(Denied):

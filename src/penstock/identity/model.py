@@ -3,7 +3,7 @@
 `ACTIONS` is the one table of allowed actions, and the place where policy refusals come from.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -12,6 +12,9 @@ from typing import Final
 DEFAULT_ORGANISATION: Final = "org_default"
 DEFAULT_PROJECT: Final = "prj_default"
 LOCAL_ADMIN: Final = "usr_default"
+#: Owner of what the install keeps for itself, such as warm stock. It has no members and is never billed.
+PLATFORM_ORGANISATION: Final = "org_platform"
+PLATFORM_PROJECT: Final = "prj_platform"
 
 
 class Role(StrEnum):
@@ -32,20 +35,24 @@ class PrincipalKind(StrEnum):
 
 
 _ANYONE: Final = frozenset(
-    {"organisations.read", "projects.read", "members.read", "skus.read", "quotas.read", "events.read"}
+    {"organisations.read", "projects.read", "members.read", "skus.read", "quotas.read", "egress.read", "events.read"}
 )
-_VIEWER: Final = _ANYONE | {"allocations.read"}
+_VIEWER: Final = _ANYONE | {"allocations.read", "runtimes.read", "secrets.read", "objects.read"}
 _DEVELOPER: Final = _VIEWER | {
     "allocations.create",
     "allocations.update",
     "allocations.release",
     "allocations.exec",
+    "secrets.write",
+    "objects.write",
+    "runtimes.write",
     "service_accounts.read",
     "keys.read",
     "keys.write",
 }
 _ADMIN: Final = _DEVELOPER | {
     "audit.read",
+    "egress.write",
     "members.write",
     "projects.update",
     "service_accounts.write",
@@ -61,6 +68,15 @@ ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
     Role.OWNER: _ADMIN | {"projects.create", "projects.delete"},
 }
 
+#: Which of several roles counts. Nobody is given two at once: what a person may do is always what one role allows.
+POWER: Final[Mapping[Role, int]] = {
+    Role.OWNER: 4,
+    Role.ADMIN: 3,
+    Role.DEVELOPER: 2,
+    Role.VIEWER: 1,
+    Role.BILLING: 0,
+}
+
 #: What only operators of the platform may do, in any project.
 OPERATOR_ACTIONS: Final = frozenset(
     {
@@ -69,12 +85,17 @@ OPERATOR_ACTIONS: Final = frozenset(
         "tasks.read",
         "skus.write",
         "quotas.write",
+        "stock.read",
+        "stock.write",
         "organisations.write",
         "users.write",
+        "providers.read",
+        "providers.write",
         "dead_letters.read",
         "dead_letters.write",
         "audit.export",
         "evidence.read",
+        "fleet.read",
     }
 )
 
@@ -82,6 +103,11 @@ OPERATOR_ACTIONS: Final = frozenset(
 def actions(role: Role, *, operator: bool) -> frozenset[str]:
     """Everything that a caller may do."""
     return ACTIONS[role] | OPERATOR_ACTIONS if operator else ACTIONS[role]
+
+
+def strongest(roles: Iterable[Role]) -> Role:
+    """The most powerful of some configured roles."""
+    return max(roles, key=POWER.__getitem__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +150,7 @@ class User:
     subject: str
     display_name: str
     created_at: datetime
+    disabled_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +201,101 @@ class Credential:
     organisation_id: str | None
     member_role: Role | None
     remaining_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """An identity provider. Tokens of its issuer are believed if they were made for one of `accepted`."""
+
+    name: str
+    issuer: str
+    client_id: str
+    client_secret: str
+    audiences: list[str]
+    scopes: list[str]
+    groups_claim: str
+    session_s: int
+    enabled: bool
+    created_at: datetime | None = None
+
+    @property
+    def accepted(self) -> frozenset[str]:
+        """The audiences that stand for this cloud."""
+        return frozenset({self.client_id, *self.audiences})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMapping:
+    """What a group of a provider may do; a role in a project or an organisation, or to be an operator."""
+
+    id: str
+    provider: str
+    group: str
+    role: Role | None
+    project_id: str | None
+    organisation_id: str | None
+    operator: bool
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claims:
+    """What a verified token says about a person."""
+
+    issuer: str
+    subject: str
+    display_name: str
+    groups: tuple[str, ...]
+    nonce: str | None
+    #: Seconds since the epoch, by the provider's clock.
+    expires: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """A user as logging in sees them."""
+
+    id: str
+    display_name: str
+    disabled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A person's login, without its token."""
+
+    id: str
+    principal_id: str
+    provider: str
+    groups: list[str]
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLogin:
+    """A live session with all that decides who its caller is."""
+
+    id: str
+    principal_id: str
+    display_name: str
+    provider: str
+    groups: list[str]
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A project, and every role that is configured in it for a person and their groups."""
+
+    project_id: str
+    organisation_id: str
+    name: str
+    roles: list[Role]
+
+    @property
+    def role(self) -> Role:
+        """The one that counts."""
+        return strongest(self.roles)

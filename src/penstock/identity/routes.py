@@ -1,6 +1,6 @@
 """REST of identity: decode, call the use case in one transaction, encode."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from litestar import Response, Router, delete, get, patch, post, put
@@ -8,6 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from penstock.identity.errors import SecretShownBefore
 from penstock.identity.ports import Occupancy
+from penstock.identity.schemas import after, encode, page_of, shown
 from penstock.identity.service import keys, members, organisations, policy, projects
 from penstock.kit import http, idempotency, sealing
 from penstock.kit.caller import Caller
@@ -16,8 +17,6 @@ from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
 from penstock.wire import rest
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 def router(db: Database, occupancy: Occupancy, *, gateway_url: str) -> Router:
@@ -34,25 +33,6 @@ def router(db: Database, occupancy: Occupancy, *, gateway_url: str) -> Router:
             *_keys(db),
         ],
     )
-
-
-def _as(cls: type[S], value: object) -> S:
-    return msgspec.convert(value, cls, from_attributes=True)
-
-
-def _encode(cls: type[S], value: object) -> bytes:
-    return msgspec.json.encode(_as(cls, value))
-
-
-def _after(page: PageQuery) -> str:
-    return "" if page.cursor is None else str(http.decode_cursor(page.cursor)[0])
-
-
-def _page(cls: type[S], values: list[Any], page: PageQuery, *, by: str = "id") -> rest.Page[S]:
-    """One page; the query asked for one row more, to see whether there is a next."""
-    shown = [_as(cls, value) for value in values[: page.limit]]
-    more = len(values) > page.limit
-    return rest.Page(items=shown, next_cursor=http.encode_cursor(getattr(shown[-1], by)) if more else None)
 
 
 def _principal(text: str) -> str:
@@ -72,6 +52,7 @@ def _whoami(gateway_url: str) -> HTTPRouteHandler:
             role=caller.role,
             operator=caller.operator,
             key_id=caller.key_id,
+            session_id=caller.login.id if caller.login and is_id("ses", caller.login.id) else None,
             gateway_url=gateway_url,
         )
 
@@ -83,8 +64,8 @@ def _people(db: Database) -> list[Any]:
     async def list_organisations(caller: Caller, page: PageQuery) -> rest.Page[rest.Organisation]:
         """Organisations that the caller can see."""
         async with db.read() as conn:
-            found = await organisations.list_organisations(conn, caller, after=_after(page), limit=page.limit + 1)
-        return _page(rest.Organisation, found, page)
+            found = await organisations.list_organisations(conn, caller, after=after(page), limit=page.limit + 1)
+        return page_of(rest.Organisation, found, page)
 
     @post("/organisations", operation_id="createOrganisation")
     async def create_organisation(
@@ -93,7 +74,7 @@ def _people(db: Database) -> list[Any]:
         """A new organisation; operators only."""
 
         async def effect(tx: Tx) -> bytes:
-            return _encode(rest.Organisation, await organisations.create_organisation(tx, caller, data.name))
+            return encode(rest.Organisation, await organisations.create_organisation(tx, caller, data.name))
 
         return http.created(await idempotency.run(db, once, effect))
 
@@ -101,8 +82,8 @@ def _people(db: Database) -> list[Any]:
     async def list_users(caller: Caller, page: PageQuery) -> rest.Page[rest.User]:
         """People in the caller's organisation; all for operators."""
         async with db.read() as conn:
-            found = await organisations.list_users(conn, caller, after=_after(page), limit=page.limit + 1)
-        return _page(rest.User, found, page)
+            found = await organisations.list_users(conn, caller, after=after(page), limit=page.limit + 1)
+        return page_of(rest.User, found, page)
 
     @post("/users", operation_id="createUser")
     async def create_user(caller: Caller, once: Once | None, data: rest.UserCreate) -> Response[rest.User]:
@@ -112,11 +93,25 @@ def _people(db: Database) -> list[Any]:
             made = await organisations.create_user(
                 tx, caller, issuer=data.issuer, subject=data.subject, display_name=data.display_name
             )
-            return _encode(rest.User, made)
+            return encode(rest.User, made)
 
         return http.created(await idempotency.run(db, once, effect))
 
-    return [list_organisations, create_organisation, list_users, create_user]
+    @post("/users/{user_id:str}/disable", operation_id="disableUser", status_code=200)
+    async def disable_user(caller: Caller, user_id: str) -> rest.User:
+        """Shut a person out: no key, session or token of theirs works any more; operators only."""
+        async with db.transaction() as tx:
+            changed = await organisations.set_user_disabled(tx, caller, http.path_id("usr", user_id), disabled=True)
+        return shown(rest.User, changed)
+
+    @post("/users/{user_id:str}/enable", operation_id="enableUser", status_code=200)
+    async def enable_user(caller: Caller, user_id: str) -> rest.User:
+        """Let a person in again; operators only."""
+        async with db.transaction() as tx:
+            changed = await organisations.set_user_disabled(tx, caller, http.path_id("usr", user_id), disabled=False)
+        return shown(rest.User, changed)
+
+    return [list_organisations, create_organisation, list_users, create_user, disable_user, enable_user]
 
 
 def _projects(db: Database, occupancy: Occupancy) -> list[Any]:
@@ -124,8 +119,8 @@ def _projects(db: Database, occupancy: Occupancy) -> list[Any]:
     async def list_projects(caller: Caller, page: PageQuery) -> rest.Page[rest.Project]:
         """Projects that the caller can act in."""
         async with db.read() as conn:
-            found = await projects.list_projects(conn, caller, after=_after(page), limit=page.limit + 1)
-        return _page(rest.Project, found, page)
+            found = await projects.list_projects(conn, caller, after=after(page), limit=page.limit + 1)
+        return page_of(rest.Project, found, page)
 
     @post("/projects", operation_id="createProject")
     async def create_project(caller: Caller, once: Once | None, data: rest.ProjectCreate) -> Response[rest.Project]:
@@ -133,7 +128,7 @@ def _projects(db: Database, occupancy: Occupancy) -> list[Any]:
 
         async def effect(tx: Tx) -> bytes:
             made = await projects.create(tx, caller, name=data.name, organisation_id=data.organisation_id)
-            return _encode(rest.Project, made)
+            return encode(rest.Project, made)
 
         return http.created(await idempotency.run(db, once, effect))
 
@@ -141,14 +136,14 @@ def _projects(db: Database, occupancy: Occupancy) -> list[Any]:
     async def get_project(caller: Caller, project_id: str) -> rest.Project:
         """One project."""
         async with db.read() as conn:
-            return _as(rest.Project, await projects.show(conn, caller, http.path_id("prj", project_id)))
+            return shown(rest.Project, await projects.show(conn, caller, http.path_id("prj", project_id)))
 
     @patch("/projects/{project_id:str}", operation_id="updateProject")
     async def update_project(caller: Caller, project_id: str, data: rest.ProjectUpdate) -> rest.Project:
         """Rename a project."""
         async with db.transaction() as tx:
             renamed = await projects.rename(tx, caller, http.path_id("prj", project_id), data.name)
-        return _as(rest.Project, renamed)
+        return shown(rest.Project, renamed)
 
     @delete("/projects/{project_id:str}", operation_id="deleteProject")
     async def delete_project(caller: Caller, project_id: str) -> None:
@@ -165,9 +160,9 @@ def _members(db: Database) -> list[Any]:
         """Who is in a project."""
         async with db.read() as conn:
             found = await members.list_members(
-                conn, caller, http.path_id("prj", project_id), after=_after(page), limit=page.limit + 1
+                conn, caller, http.path_id("prj", project_id), after=after(page), limit=page.limit + 1
             )
-        return _page(rest.Member, found, page, by="principal_id")
+        return page_of(rest.Member, found, page, by="principal_id")
 
     @put("/projects/{project_id:str}/members/{principal_id:str}", operation_id="putMember")
     async def put_member(caller: Caller, project_id: str, principal_id: str, data: rest.MemberPut) -> rest.Member:
@@ -175,7 +170,7 @@ def _members(db: Database) -> list[Any]:
         role = policy.parse_role(data.role)
         async with db.transaction() as tx:
             member = await members.put(tx, caller, http.path_id("prj", project_id), _principal(principal_id), role)
-        return _as(rest.Member, member)
+        return shown(rest.Member, member)
 
     @delete("/projects/{project_id:str}/members/{principal_id:str}", operation_id="deleteMember")
     async def delete_member(caller: Caller, project_id: str, principal_id: str) -> None:
@@ -191,8 +186,8 @@ def _service_accounts(db: Database) -> list[Any]:
     async def list_accounts(caller: Caller, page: PageQuery) -> rest.Page[rest.ServiceAccount]:
         """Service accounts of the current project."""
         async with db.read() as conn:
-            found = await members.list_service_accounts(conn, caller, after=_after(page), limit=page.limit + 1)
-        return _page(rest.ServiceAccount, found, page)
+            found = await members.list_service_accounts(conn, caller, after=after(page), limit=page.limit + 1)
+        return page_of(rest.ServiceAccount, found, page)
 
     @post("/service-accounts", operation_id="createServiceAccount")
     async def create_account(
@@ -203,7 +198,7 @@ def _service_accounts(db: Database) -> list[Any]:
 
         async def effect(tx: Tx) -> bytes:
             made = await members.create_service_account(tx, caller, name=data.name, role=role)
-            return _encode(rest.ServiceAccount, made)
+            return encode(rest.ServiceAccount, made)
 
         return http.created(await idempotency.run(db, once, effect))
 
@@ -212,7 +207,7 @@ def _service_accounts(db: Database) -> list[Any]:
         """One service account."""
         async with db.read() as conn:
             found = await members.show_service_account(conn, caller, http.path_id("sva", account_id))
-        return _as(rest.ServiceAccount, found)
+        return shown(rest.ServiceAccount, found)
 
     @delete("/service-accounts/{account_id:str}", operation_id="deleteServiceAccount")
     async def delete_account(caller: Caller, account_id: str) -> None:
@@ -228,8 +223,8 @@ def _keys(db: Database) -> list[Any]:
     async def list_keys(caller: Caller, page: PageQuery) -> rest.Page[rest.Key]:
         """API keys of the current project, without their secrets."""
         async with db.read() as conn:
-            found = await keys.list_keys(conn, caller, after=_after(page), limit=page.limit + 1)
-        return _page(rest.Key, found, page)
+            found = await keys.list_keys(conn, caller, after=after(page), limit=page.limit + 1)
+        return page_of(rest.Key, found, page)
 
     @post("/keys", operation_id="createKey")
     async def create_key(
@@ -246,7 +241,7 @@ def _keys(db: Database) -> list[Any]:
         async def effect(tx: Tx) -> bytes:
             key, secret = await keys.create(tx, caller, new)
             sealed = sealing.seal(secret, credential=credential)
-            return msgspec.json.encode(rest.KeyCreated(key=_as(rest.Key, key), secret=sealed))
+            return msgspec.json.encode(rest.KeyCreated(key=shown(rest.Key, key), secret=sealed))
 
         return http.created(_unsealed(await idempotency.run(db, once, effect), credential))
 
@@ -254,7 +249,7 @@ def _keys(db: Database) -> list[Any]:
     async def get_key(caller: Caller, key_id: str) -> rest.Key:
         """One API key, without its secret."""
         async with db.read() as conn:
-            return _as(rest.Key, await keys.show(conn, caller, http.path_id("key", key_id)))
+            return shown(rest.Key, await keys.show(conn, caller, http.path_id("key", key_id)))
 
     @delete("/keys/{key_id:str}", operation_id="revokeKey")
     async def revoke_key(caller: Caller, key_id: str) -> None:

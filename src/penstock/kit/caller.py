@@ -7,6 +7,17 @@ from penstock.kit.errors import Denied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """How a person came in without a key: by a session, or by a provider's token that ends at `expires` (seconds since
+    the epoch). The groups are those that it carries."""
+
+    id: str
+    provider: str
+    groups: tuple[str, ...]
+    expires: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """An authenticated principal acting in one project. `actions` is what role and key allow together."""
 
@@ -19,6 +30,7 @@ class Caller:
     actions: frozenset[str]
     operator: bool = False
     key_id: str | None = None
+    login: Login | None = None
 
     @property
     def actor(self) -> Actor:

@@ -58,6 +58,8 @@ class Head:
     """The headers that matter, read once."""
 
     client: str = ""
+    #: As it was sent: routing folds slashes.
+    path: str = ""
     host: bytes | None = None
     authorization: str | None = None
     project: str | None = None
@@ -96,19 +98,33 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
     return head
 
 
-def rejection(head: Head) -> Rejected | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uploads:
+    """The paths whose PUTs stream: larger bodies, also of unknown length. Their routes read them piece by piece."""
+
+    prefix: str
+    bytes_max: int
+
+    def take(self, scope: Scope) -> bool:
+        """Whether this request is one."""
+        return scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(self.prefix)
+
+
+def rejection(head: Head, *, bytes_max: int = BODY_BYTES_MAX, streams: bool = False) -> Rejected | None:
     """Why this request is refused before routing, if it is."""
     if head.host is None or not _HOST.fullmatch(head.host):
         return Rejected(400, "invalid_request", "bad Host header")
     if head.repeated:
         return Rejected(400, "invalid_request", "Host, Authorization and Content-Length may come once only")
-    if head.transfer_encoding:
+    if head.transfer_encoding and not streams:
         return Rejected(400, "invalid_request", "Transfer-Encoding is not accepted; send Content-Length")
+    if head.transfer_encoding and head.content_length is not None:
+        return Rejected(400, "invalid_request", "Transfer-Encoding and Content-Length exclude each other")
     length = head.content_length
     if length is not None and (not length.isdigit() or len(length) > 18):
         return Rejected(400, "invalid_request", "bad Content-Length")
-    if length is not None and int(length) > BODY_BYTES_MAX:
-        return too_large()
+    if length is not None and int(length) > bytes_max:
+        return too_large(bytes_max)
     return None
 
 
@@ -123,9 +139,9 @@ def bad_target(path: str, query: bytes) -> Rejected | None:
     return None
 
 
-def too_large() -> Rejected:
+def too_large(bytes_max: int = BODY_BYTES_MAX) -> Rejected:
     """413."""
-    return Rejected(413, "payload_too_large", f"body: max {BODY_BYTES_MAX} bytes")
+    return Rejected(413, "payload_too_large", f"body: max {bytes_max} bytes")
 
 
 def client_address(peer: str, forwarded_for: bytes | None, trusted: Networks) -> str:
@@ -151,8 +167,9 @@ def _within(address: str, networks: Networks) -> bool:
 class Edge:
     """The outermost ASGI layer."""
 
-    def __init__(self, app: ASGIApp, *, trusted_proxies: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, trusted_proxies: Sequence[str] = (), uploads: Uploads | None = None) -> None:
         self._app = app
+        self._uploads = uploads
         self._trusted = [ipaddress.ip_network(text, strict=False) for text in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,13 +179,19 @@ class Edge:
             return
         head = read_head(scope["headers"])
         head.client = client_address((scope["client"] or ("",))[0], head.forwarded_for, self._trusted)
+        head.path = scope["path"]
         correlation = head.correlation_id or f"cor_{os.urandom(13).hex()}"
         cast("dict[str, Any]", scope)["edge"] = head
         # The server runs each request in a task of its own, so nothing needs to be undone.
         correlate(correlation)
-        refused = rejection(head) or bad_target(scope["path"], scope["query_string"])
+        refused = self._rejection(scope, head) or bad_target(scope["path"], scope["query_string"])
         with span("api.request", method=scope["method"], path=scope["path"]):
             await self._answer(scope, receive, _Sender(send, scope["method"], correlation), refused)
+
+    def _rejection(self, scope: Scope, head: Head) -> Rejected | None:
+        if self._uploads is not None and self._uploads.take(scope):
+            return rejection(head, bytes_max=self._uploads.bytes_max, streams=True)
+        return rejection(head)
 
     async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
         if refused is None:

@@ -188,7 +188,7 @@ class _Scope(msgspec.Struct):
 class Feed:
     """Live events of this process's clients: one subscription wakes the streams of the project concerned."""
 
-    def __init__(self, db: Database, still_valid: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(self, db: Database, still_valid: Callable[[Caller], Awaitable[bool]]) -> None:
         self._db = db
         self._still_valid = still_valid
         self._streams: dict[str, set[asyncio.Event]] = {}
@@ -222,7 +222,7 @@ class Feed:
             raise TooManyStreams(f"max {STREAMS_PER_PROJECT_MAX} live streams in a project", retry_after_s=5)
 
     async def follow(self, caller: Caller, only: EventFilter, after: Position | None) -> AsyncIterator[bytes]:
-        """Server-sent events for ever; ends when the caller's key stops being valid, or at shutdown."""
+        """Server-sent events for ever; ends when the caller's credential stops being valid, or at shutdown."""
         with self._place(caller.project_id) as wake:
             position = after or await self._now()
             yield b": connected\n\n"
@@ -254,7 +254,7 @@ class Feed:
                 del self._streams[project_id]
 
     async def _goes_on(self, caller: Caller) -> bool:
-        return not self._closing and (caller.key_id is None or await self._still_valid(caller.key_id))
+        return not self._closing and await self._still_valid(caller)
 
     async def _now(self) -> Position:
         """Before whatever commits from now on."""

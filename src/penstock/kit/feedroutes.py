@@ -73,10 +73,10 @@ def _audit(db: Database) -> list[Any]:
             return await feed.list_audit(conn, caller, only, page)
 
     @get("/audit/chains", operation_id="listAuditChains", tags=["audit"])
-    async def list_chains(caller: Caller) -> list[rest.AuditChain]:
+    async def list_chains(caller: Caller) -> rest.Page[rest.AuditChain]:
         """The audit log's hash chains, one per organisation and `platform`, and where each ends; operators only."""
         async with db.read() as conn:
-            return await auditchain.chains(conn, caller)
+            return rest.Page(items=await auditchain.chains(conn, caller))
 
     @get("/audit/chains/{chain:str}", operation_id="readAuditChain", tags=["audit"])
     async def read_chain(caller: Caller, page: PageQuery, chain: str) -> rest.Page[rest.ChainedAudit]:

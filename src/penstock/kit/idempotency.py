@@ -5,9 +5,10 @@ while for the first call to finish and then gets its exact answer; the same key 
 """
 
 import hashlib
+import hmac
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import asyncpg
@@ -17,6 +18,12 @@ from penstock.kit.errors import Conflict, Invalid
 
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _WAIT: Final = "2s"
+#: The columns are computed in this order: a limit for the wait, the wait, the limit of before.
+_LOCK: Final = """
+    with before as materialized (select current_setting('lock_timeout') as lock_timeout)
+    select set_config('lock_timeout', $2, true), pg_advisory_xact_lock(hashtextextended($1, 7)),
+        set_config('lock_timeout', before.lock_timeout, true) from before
+"""
 
 
 class KeyReused(Conflict):
@@ -46,6 +53,12 @@ class Once:
             raise Invalid("Idempotency-Key must be 1 to 255 printable ASCII characters", field="Idempotency-Key")
         return cls(scope, key, hashlib.sha256(operation.encode() + b"\0" + body).digest())
 
+    def sealed(self, credential: str) -> "Once":
+        """The same for a body that must not be guessed from the digest: only the caller's credential, which is stored
+        nowhere, can compute it again. The key then works with that credential only."""
+        key = hashlib.sha256(b"penstock digest\0" + credential.encode()).digest()
+        return replace(self, digest=hmac.digest(key, self.digest, "sha256"))
+
 
 async def run(db: Database, once: Once | None, effect: Callable[[Tx], Awaitable[bytes]]) -> bytes:
     """The effect's answer, encoded: computed now, or kept from the first call with this key."""
@@ -69,9 +82,7 @@ async def run(db: Database, once: Once | None, effect: Callable[[Tx], Awaitable[
 
 async def _lock(tx: Tx, once: Once) -> None:
     try:
-        await tx.execute(f"set local lock_timeout = '{_WAIT}'")
-        await tx.execute("select pg_advisory_xact_lock(hashtextextended($1, 7))", f"{once.scope} {once.key}")
-        await tx.execute("set local lock_timeout = default")
+        await tx.execute(_LOCK, f"{once.scope} {once.key}", _WAIT)
     except asyncpg.LockNotAvailableError as error:
         raise InProgress("the first call with this Idempotency-Key is still running", retry_after_s=1) from error
 

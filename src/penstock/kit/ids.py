@@ -1,6 +1,7 @@
 """Identifiers: a three-letter prefix that names the kind, then 26 characters that sort by time of making.
 
-`prj_01k9z…`. The word `default` stands for the one object of its kind that every install has (`prj_default`).
+`prj_01k9z…`. The words `default` and `platform` stand for objects that every install has: what people use from the
+start (`prj_default`), and what belongs to nobody but the install itself (`prj_platform`).
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import Final
 from penstock.kit.errors import Invalid
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-_PATTERN: Final = re.compile(r"([a-z]{3})_(?:default|[0-9a-hjkmnp-tv-z]{26})")
+_PATTERN: Final = re.compile(r"([a-z]{3})_(?:default|platform|[0-9a-hjkmnp-tv-z]{26})")
 
 
 def new_id(prefix: str) -> str:

@@ -42,7 +42,7 @@ class _Json(JsonRenderPlugin):
 
 def config(*, title: str, version: str, description: str) -> OpenAPIConfig:
     """Serve the document as JSON, and no other site."""
-    scheme = SecurityScheme(type="http", scheme="bearer", description="An API key, psk_…")
+    scheme = SecurityScheme(type="http", scheme="bearer", description="An API key (psk_…), a session (pss_…) or a JWT")
     return OpenAPIConfig(
         title=title,
         version=version,

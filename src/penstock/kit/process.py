@@ -6,6 +6,7 @@ Each process also answers `/healthz` and `/metrics` on a loopback port of its ow
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -79,6 +80,12 @@ def settle_memory() -> None:
     garbage is collected, and that need not happen so often."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLD)
+
+
+def allow_many_files() -> None:
+    """For processes that hold a socket of every node: as many files as the host grants."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[object]], *, name: str) -> None:

@@ -22,7 +22,9 @@ from penstock.kit.telemetry import logger
 
 _log = logger(__name__)
 
+#: A gateway holds a tunnel of every node, and most are idle: the buffer is large only while much comes.
 _BUFFER_BYTES: Final = 192 << 10
+_IDLE_BUFFER_BYTES: Final = 4 << 10
 _HEAD_BYTES_MAX: Final = 14
 _ANSWER_BYTES_MAX: Final = 16 << 10
 _UNSENT_BYTES_MAX: Final = 256 << 10
@@ -81,7 +83,8 @@ class TunnelSocket(asyncio.BufferedProtocol):
         self._lost = lost
         self._receiver: Receiver | None = None
         self._transport = cast("asyncio.Transport", None)
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = memoryview(bytearray(_IDLE_BUFFER_BYTES))
+        self._busy = False
         self._begin = 0
         self._end = 0
         self._closing = False
@@ -94,6 +97,7 @@ class TunnelSocket(asyncio.BufferedProtocol):
         """Take an upgraded connection over, with what was read beyond the handshake."""
         transport.set_protocol(self)
         self.connection_made(transport)
+        self._make_room(len(early) + 1)
         self._buffer[: len(early)] = early
         self._end = len(early)
 
@@ -150,6 +154,9 @@ class TunnelSocket(asyncio.BufferedProtocol):
         """So much was read."""
         self._end += nbytes
         self._heard = True
+        if self._end == len(self._buffer) < _BUFFER_BYTES:
+            self._resize(_BUFFER_BYTES)
+        self._busy = self._busy or nbytes > _IDLE_BUFFER_BYTES // 2
         if self._receiver is not None:
             self._parse()
         elif self._shaking is not None:
@@ -237,10 +244,13 @@ class TunnelSocket(asyncio.BufferedProtocol):
             self._buffer[:held] = bytes(self._buffer[self._begin : self._end])
             self._begin, self._end = 0, held
         if size > len(self._buffer):
-            larger = memoryview(bytearray(size))
-            larger[:held] = self._buffer[:held]
-            self._buffer = larger
+            self._resize(max(size, _BUFFER_BYTES))
         return False
+
+    def _resize(self, size: int) -> None:
+        other = memoryview(bytearray(size))
+        other[: self._end] = self._buffer[: self._end]
+        self._buffer = other
 
     def _handle(self, first: int, payload: memoryview) -> None:
         if first == _FINAL | _BINARY:
@@ -273,7 +283,9 @@ class TunnelSocket(asyncio.BufferedProtocol):
         if not self._heard:
             self._transport.abort()
             return
-        self._heard = False
+        if not self._busy and self._end == 0 and len(self._buffer) > _IDLE_BUFFER_BYTES:
+            self._resize(_IDLE_BUFFER_BYTES)
+        self._heard = self._busy = False
         self._transport.write(self._frame(_PING, 0))
         self._restart_timer(_HEARTBEAT_S, self._beat)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +33,12 @@ def processes(record: UnitRecord) -> set[int]:
         found.update(procfs.with_variable(f"PENSTOCK_UNIT={record.unit_id}"))
     groups = cgroups.members([Path(folder) for folder in record.groups])
     return found | {pid for pid in groups if procfs.start_time(pid)}
+
+
+def find_init(record: UnitRecord) -> int:
+    """The pid of a unit's init when the agent died before it could note it."""
+    inside = procfs.children(record.pid) if record.isolated else []
+    return inside[0] if inside else record.pid
 
 
 async def kill_all(record: UnitRecord) -> bool:
@@ -71,14 +77,26 @@ async def delete(folder: Path) -> bool:
     return False
 
 
-async def prove(record: UnitRecord, *, folder: Path, inventory: Inventory, gpu_uuids: Sequence[str]) -> CleanupProof:
+async def prove(
+    record: UnitRecord,
+    *,
+    folder: Path,
+    inventory: Inventory,
+    gpu_uuids: Sequence[str],
+    give_back: Callable[[], Collection[str]],
+) -> CleanupProof:
     """Do away with everything of the unit and say what was seen. Later steps are taken only when earlier ones held:
-    nothing is deleted or scrubbed under a process that still runs."""
+    nothing is deleted or scrubbed under a process that still runs.
+
+    `give_back` notes that the unit is off its GPUs and says which ones others are on. It is asked once its processes
+    are gone, so that of several units that leave a GPU together the last one finds nobody else on it.
+    """
     gone = await kill_all(record)
     empty = gone and await cgroups.remove([Path(group) for group in record.groups])
     deleted = gone and await delete(folder)
-    idle = gone and await asyncio.to_thread(inventory.idle, gpu_uuids)
-    scrubbed = idle and await inventory.scrub(gpu_uuids)
+    held = give_back() if gone else ()
+    idle = gone and await asyncio.to_thread(inventory.idle, gpu_uuids, held)
+    scrubbed = idle and await inventory.scrub(gpu_uuids, held)
     missing = [
         name
         for name, held in (

@@ -6,20 +6,21 @@ What comes back is a tenant's word: sizes, numbers and descriptors are checked b
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from penstock.node.drivers import memory_file
 from penstock.node.errors import NodeError, Refused, Unlinked
 
 SOCKET: Final = "control"
 REQUEST_BYTES_MAX: Final = 128 << 10
 _PACKET_BYTES_MAX: Final = 256 << 10
-_CONFIGURATION_BYTES_MAX: Final = 1 << 20
 _ANSWER_TIMEOUT_S: Final = 10.0
 _PENDING_MAX: Final = 1024
 _DESCRIPTORS_MAX: Final = 1
+_CODES: Final = {2: "not_found", 7: "too_large", 13: "not_executable", 17: "taken"}
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,13 @@ class Ending:
 
 @dataclass(frozen=True)
 class Greeting:
-    """What init says first. `main` is how the unit's own command ended, if it has."""
+    """What init says first. `main` is how the unit's own command ended, if it has; `tenant` is whom a stock unit was
+    handed to, and `warm` whether its zygote waits."""
 
     running: bool
     main: Ending | None
+    tenant: str = ""
+    warm: bool = False
 
 
 def listen(folder: Path) -> socket.socket:
@@ -62,19 +66,6 @@ class _Folder:
         os.close(self._descriptor)
 
 
-def configuration(
-    *, isolated: bool, limits: Mapping[str, int], command: Sequence[str], env: Mapping[str, str]
-) -> bytes:
-    """What init reads from its standard input: lengths first, so that a part is never taken for the whole."""
-    names = ("processes", "files", "file_bytes", "address_space")
-    fields = ["1" if isolated else "0", *(str(limits[name]) for name in names), str(len(command)), *command]
-    fields += [f"{key}={value}" for key, value in env.items()]
-    payload = "\0".join(fields).encode(errors="surrogateescape")
-    if payload.count(b"\0") != len(fields) - 1 or len(payload) > _CONFIGURATION_BYTES_MAX:
-        raise Refused("malformed", f"command and env must fit {_CONFIGURATION_BYTES_MAX} bytes, without zero bytes")
-    return b"%08d" % len(payload) + payload
-
-
 class Control:
     """A connection to one unit's init."""
 
@@ -84,11 +75,13 @@ class Control:
         *,
         on_exit: Callable[[Ending], None],
         on_log: Callable[[str, int, bytes], None],
+        on_dial: Callable[[int], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._socket = connection
         self._on_exit = on_exit
         self._on_log = on_log
+        self._on_dial = on_dial
         self._on_lost = on_lost
         self._next = 0
         self._kills: set[asyncio.Task[tuple[str, list[int]]]] = set()
@@ -132,6 +125,16 @@ class Control:
             raise
         return name, ending
 
+    async def handoff(self, allocation_id: str, content: bytes, *, sent: Callable[[], None]) -> bool:
+        """Give the unit to its tenant (`tenant.content`); whether it had been given to the same one before. Refused
+        `taken` when it is another's."""
+        memory = memory_file(content)
+        try:
+            answer, _ = await self._ask("handoff", allocation_id, descriptors=[memory], sent=sent)
+        finally:
+            os.close(memory)
+        return answer == "before"
+
     def kill(self, name: str, number: int) -> None:
         """Signal a command and what it started, without waiting for it."""
         if not self._open:
@@ -153,7 +156,9 @@ class Control:
         """Wait for any answer."""
         await self._ask("ping")
 
-    async def _ask(self, verb: str, *fields: str, descriptors: Sequence[int] = ()) -> tuple[str, list[int]]:
+    async def _ask(
+        self, verb: str, *fields: str, descriptors: Sequence[int] = (), sent: Callable[[], None] = lambda: None
+    ) -> tuple[str, list[int]]:
         packet = self._encode(verb, fields)
         request = str(self._next)
         answer: asyncio.Future[tuple[str, list[int]]] = asyncio.get_running_loop().create_future()
@@ -161,6 +166,7 @@ class Control:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await self._send(packet, descriptors)
+                sent()
                 return await answer
         except TimeoutError:
             raise Unlinked("init_silent", "the unit's init does not answer") from None
@@ -225,7 +231,13 @@ class Control:
         if verb == b"hello":
             ending = Ending(int(fields[2]), fields[3] == "1") if fields[1] == "exited" else None
             if not self._greeting.done():
-                self._greeting.set_result(Greeting(fields[1] == "running", ending))
+                # Units that an older agent started say less.
+                tenant, warm = fields[4:6] if len(fields) > 5 else ("", "0")
+                self._greeting.set_result(Greeting(fields[1] == "running", ending, tenant, warm == "1"))
+        elif verb == b"dial":
+            if descriptors:
+                self._on_dial(descriptors[0])
+            return bool(descriptors)
         elif verb == b"exit":
             self._ended(fields[0], Ending(int(fields[1]), fields[2] == "1"))
         elif (answer := self._answers.get(fields[0])) is not None and not answer.done():
@@ -256,8 +268,7 @@ class Control:
 
 
 def _refusal(number: int, detail: str) -> NodeError:
-    code = {2: "not_found", 13: "not_executable", 111: "refused", 110: "refused", 7: "too_large"}.get(number)
-    return Refused(code or "refused", detail[:200])
+    return Refused(_CODES.get(number, "refused"), detail[:200])
 
 
 def dial(
@@ -265,6 +276,7 @@ def dial(
     *,
     on_exit: Callable[[Ending], None],
     on_log: Callable[[str, int, bytes], None],
+    on_dial: Callable[[int], None],
     on_lost: Callable[[], None],
 ) -> Control:
     """Connect to the init that listens in `folder`; Unlinked when none does."""
@@ -276,4 +288,4 @@ def dial(
     except OSError as error:
         connection.close()
         raise Unlinked("init_gone", f"no init listens in {folder.name}: {error.strerror}") from error
-    return Control(connection, on_exit=on_exit, on_log=on_log, on_lost=on_lost)
+    return Control(connection, on_exit=on_exit, on_log=on_log, on_dial=on_dial, on_lost=on_lost)

@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from penstock.node import layout
+from penstock.node.mps import Access
 from penstock.node.runtimes import Runtime
 from penstock.wire.tasks import Gpu, Limits
 
 HOME: Final = "/home/unit"
+#: Where a sandboxed unit finds the service by which it shares a GPU.
+MPS_PIPE: Final = "/run/penstock/mps"
 GO: Final = b"go\n"
 #: Waits for the go, then becomes the rest of its arguments.
 GATE: Final = ("/bin/sh", "-c", 'read -r _ || exit 3; exec "$@"', "sh")
@@ -20,7 +24,8 @@ GATE: Final = ("/bin/sh", "-c", 'read -r _ || exit 3; exec "$@"', "sh")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a driver must know of a unit. `uid` is the host user it runs as; None for the agent's own."""
+    """What a driver must know of a unit. `uid` is the host user it runs as; None for the agent's own. A `stock` unit
+    has no tenant yet."""
 
     unit_id: str
     folder: Path
@@ -29,7 +34,10 @@ class Spec:
     uid: int | None = None
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[str, ...] = ()
+    mps: Access | None = None
     simulated: bool = True
+    allocation_id: str = ""
+    stock: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,17 @@ class Launch:
     argv: list[str]
     descriptors: tuple[int, ...] = ()
     owned: tuple[int, ...] = field(default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A program of ours that handles what tenants chose. It may write to `folder` alone, and see what is `shown`."""
+
+    argv: tuple[str, ...]
+    folder: Path
+    shown: tuple[Path, ...]
+    uid: int | None = None
+    online: bool = False
 
 
 class Driver(Protocol):
@@ -62,12 +81,24 @@ class Driver(Protocol):
         """What every command in the unit sees, before what the tenant adds."""
         ...
 
+    def secrets(self, spec: Spec) -> str:
+        """The folder for secrets, as init sees it."""
+        ...
+
+    def zygote(self, spec: Spec) -> list[str]:
+        """The zygote's file as init sees it and the modules to import; empty where a unit has none."""
+        ...
+
+    def tool(self, tool: Tool) -> Launch:
+        """The command of a tool, which ends with the agent. Its environment is its caller's to give."""
+        ...
+
     def close(self) -> None:
         """Let go of what the driver holds."""
         ...
 
 
-def environment(spec: Spec, *, home: str) -> dict[str, str]:
+def environment(spec: Spec, *, home: str, mps_pipe: str = MPS_PIPE) -> dict[str, str]:
     """The part that all drivers share. Nothing of the host's environment is in it."""
     env = {
         "PATH": spec.runtime.path,
@@ -75,12 +106,12 @@ def environment(spec: Spec, *, home: str) -> dict[str, str]:
         "USER": "unit",
         "LANG": "C.UTF-8",
         "PENSTOCK_UNIT": spec.unit_id,
-        "PENSTOCK_ALLOCATION": spec.unit_id,
+        "PENSTOCK_ALLOCATION": spec.allocation_id or spec.unit_id,
     }
     uuids = ",".join(gpu.uuid for gpu in spec.gpus)
     if spec.simulated:
         return env | {"PENSTOCK_GPUS": uuids, "PENSTOCK_GPUS_SIMULATED": "1"}
-    return env | {"PENSTOCK_GPUS": uuids, "CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids}
+    return env | {"PENSTOCK_GPUS": uuids} | layout.variables(spec.gpus, pipe=mps_pipe)
 
 
 class PlainDriver:
@@ -96,7 +127,22 @@ class PlainDriver:
 
     def environment(self, spec: Spec) -> dict[str, str]:
         """Home and temporary files are in the unit's folder."""
-        return environment(spec, home=str(spec.folder / "home")) | {"TMPDIR": str(spec.folder / "tmp")}
+        pipe = str(spec.mps.pipe) if spec.mps else ""
+        env = environment(spec, home=str(spec.folder / "home"), mps_pipe=pipe)
+        return env | {"TMPDIR": str(spec.folder / "tmp"), "PENSTOCK_SECRETS": self.secrets(spec)}
+
+    def secrets(self, spec: Spec) -> str:
+        """In the unit's folder, and on disk: there is no other place that is the unit's alone."""
+        return str(spec.folder / "secrets")
+
+    def zygote(self, spec: Spec) -> list[str]:
+        """None: stock is for nodes that sandbox, and here a handoff starts the command in the ordinary way."""
+        del spec
+        return []
+
+    def tool(self, tool: Tool) -> Launch:
+        """The tool itself."""
+        return Launch([*tool.argv])
 
     def close(self) -> None:
         """Nothing is held."""

@@ -5,12 +5,17 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.node.builder import Builder
+from penstock.node.health import Health
 from penstock.node.inventory import Inventory
 from penstock.node.tasks import Handler
 from penstock.node.units import Units
 from penstock.wire.tasks import (
+    GPU_PROBE,
     HEALTH_PROBE,
+    RUNTIME_BUILD,
     TOPOLOGY_DISCOVER,
+    UNIT_HANDOFF,
     UNIT_START,
     UNIT_STOP,
     HealthProbe,
@@ -20,7 +25,9 @@ from penstock.wire.tasks import (
 from penstock.wire.tasks import Inventory as Listing
 
 
-def catalogue(units: Units, inventory: Inventory, folder: Path) -> Mapping[str, Handler]:
+def catalogue(
+    units: Units, inventory: Inventory, health: Health, builder: Builder, folder: Path
+) -> Mapping[str, Handler]:
     """Type → handler."""
 
     async def discover(_: TopologyDiscover) -> Listing:
@@ -31,8 +38,11 @@ def catalogue(units: Units, inventory: Inventory, folder: Path) -> Mapping[str, 
 
     return {
         UNIT_START: units.start,
+        UNIT_HANDOFF: units.handoff,
         UNIT_STOP: units.stop,
+        RUNTIME_BUILD: builder.build,
         TOPOLOGY_DISCOVER: discover,
+        GPU_PROBE: health.probe,
         HEALTH_PROBE: probe,
     }
 

@@ -4,60 +4,138 @@ It imports only what is compiled into the interpreter, because every further mod
 underscored modules and the plain protocol (`control.py` is its other end): one packet is one message, its fields
 separated by zero bytes, file descriptors beside it. Nothing here is trusted by the agent: tenant code runs as the same
 user. EOF before the whole configuration has come means that the agent died: leave at once.
+
+A stock unit has no tenant until its one handoff. Init keeps the tenant's name: the same one may ask again, another one
+never gets in.
 """
-# ruff: noqa: SIM105, S606 - contextlib would have to be imported; running commands is what this is for
+# ruff: noqa: SIM105 - contextlib would have to be imported
 
 import _signal  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 import _socket
 import errno
 import os
-import resource
 import select
 import sys
 from _collections_abc import Callable
 
-VERSION = b"1"
+from penstock.node.commands import (
+    Backlog,
+    Content,
+    Zygote,
+    close_all,
+    keep_secrets,
+    limit,
+    pairs,
+    read_content,
+    signal_group,
+    spawn,
+)
+
+VERSION = b"2"
 _PACKET_BYTES_MAX = 256 << 10
 _LOG_CHUNK_BYTES = 32 << 10
-_LOG_BACKLOG_BYTES = 1 << 20
 _LAST_READS_MAX = 64
 _OUTGOING_MAX = 1024
 _SYN_RETRIES = 2
-_SIGKILL, _SIGPIPE, _SIGTERM, _SIGCHLD, _SIGXFSZ = 9, 13, 15, 17, 25
+_SIGKILL, _SIGTERM, _SIGCHLD = 9, 15, 17
 
 
 class Init:
     """One unit's commands and the agent's connection."""
 
-    def __init__(self, listener: _socket.socket, env: dict[bytes, bytes], *, isolated: bool) -> None:
+    def __init__(self, listener: _socket.socket, secrets: bytes, *, isolated: bool) -> None:
         self.listener = listener
-        self.env = env
+        self.secrets = secrets
         self.isolated = isolated
+        self.env: dict[bytes, bytes] = {}
+        self.tenant = b""
+        self.served = False
+        self.zygote: Zygote | None = None
         self.poller = select.poll()
         self.handlers: dict[int, Callable[[int], object]] = {}
         self.connection: _socket.socket | None = None
         self.outgoing: list[tuple[bytes, list[int]]] = []
         self.children: dict[int, bytes] = {}
-        self.logs: list[tuple[bytes, bytes]] = []
-        self.log_bytes = self.log_dropped = 0
+        self.logs = Backlog()
         self.outputs: list[tuple[bytes, int]] = []
         self.main = (b"none", b"0", b"0")
         self.stopping = False
 
-    def run(self, command: list[bytes]) -> None:
-        """Serve until asked to stop."""
+    def run(self, content: Content, zygote: list[bytes]) -> None:
+        """Serve until asked to stop. With a zygote, the agent is answered when that is ready."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         _signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # Without a handler of its own the signal would not reach the wake-up pipe.
         _signal.signal(_SIGCHLD, lambda _number, _frame: None)  # pyright: ignore[reportUnknownLambdaType]
         self.watch(wake_read, select.POLLIN, lambda _: os.read(wake_read, 4096))
-        if command:
-            self.start_main(command)
+        self.give(content)
         self.listener.setblocking(False)
-        self.watch(self.listener.fileno(), select.POLLIN, lambda _: self.accept())
+        if zygote:
+            self.warm(zygote)
+        else:
+            self.listen()
         while not (self.stopping and not self.reap()):
             self.turn()
+
+    def listen(self) -> None:
+        """Answer the agent from now on."""
+        self.watch(self.listener.fileno(), select.POLLIN, lambda _: self.accept())
+
+    def warm(self, argv: list[bytes]) -> None:
+        """Start the zygote."""
+        zygote = self.zygote = Zygote(argv, self.env)
+        self.children[zygote.pid] = b"zygote"
+        self.watch(zygote.socket.fileno(), select.POLLIN, lambda _: self.warmed(zygote))
+
+    def warmed(self, zygote: Zygote) -> None:
+        """The zygote is ready or has ended."""
+        self.unwatch(zygote.socket.fileno())
+        if not zygote.is_ready():
+            zygote.end(kill=True)
+            self.zygote = None
+        self.listen()
+
+    def give(self, content: Content) -> None:
+        """Keep what a tenant brought, and start its command. The secrets are there before it, and what the driver set
+        stays as it is."""
+        self.env = content.env | self.env
+        if content.secrets:
+            keep_secrets(self.secrets, content.secrets)
+        if self.isolated and b"PENSTOCK_EGRESS" in content.env:
+            self.open_egress(content.env[b"PENSTOCK_EGRESS"])
+        if content.command:
+            self.start_main(content.command)
+
+    def open_egress(self, address: bytes) -> None:
+        """Listen where the unit's proxy is said to be; the agent carries what comes."""
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM, 0)
+        listener.bind(("127.0.0.1", int(address.rpartition(b":")[2])))
+        listener.listen(64)
+        listener.setblocking(False)
+        self.watch(listener.fileno(), select.POLLIN, lambda _: self.pass_out(listener))
+
+    def pass_out(self, listener: _socket.socket) -> None:
+        """Give the agent a connection to the proxy; without an agent it is closed."""
+        try:
+            descriptor, _ = listener._accept()  # pyright: ignore[reportAttributeAccessIssue]  # noqa: SLF001
+        except OSError:
+            return
+        self.send(b"dial", b"", descriptors=[descriptor])
+
+    def hand_over(self, tenant: bytes, descriptors: list[int]) -> bytes:
+        """Take in the unit's one tenant; says whether that was done before."""
+        if self.tenant not in (b"", tenant):
+            raise OSError(errno.EEXIST, "taken")
+        if self.served:
+            return b"before"
+        self.tenant = self.env[b"PENSTOCK_ALLOCATION"] = tenant
+        self.give(Content(*read_content(descriptors[0])))
+        if self.zygote is not None:
+            self.zygote.end(kill=True)
+            self.zygote = None
+        self.served = True
+        return b"now"
 
     def turn(self) -> None:
         """Wait for something and act on it."""
@@ -87,7 +165,7 @@ class Init:
         self.connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, descriptor)
         self.connection.setblocking(False)
         self.watch(descriptor, select.POLLIN, self.serve)
-        self.send(b"hello", VERSION, *self.main)
+        self.send(b"hello", VERSION, *self.main, self.tenant, b"%d" % (self.zygote is not None))
 
     def disconnect(self) -> None:
         """Commands belong to the connection that asked for them; the unit's own command does not."""
@@ -100,7 +178,7 @@ class Init:
             close_all(descriptors)
         self.outgoing.clear()
         for pid, name in self.children.items():
-            if name != b"main":
+            if name not in (b"main", b"zygote"):
                 signal_group(pid, _SIGKILL)
 
     def send(self, *fields: bytes, descriptors: list[int] | None = None) -> None:
@@ -112,11 +190,8 @@ class Init:
 
     def flush(self) -> None:
         """Send what the socket takes: answers first, then output."""
-        while self.connection is not None and (self.outgoing or self.logs):
-            message, descriptors = self.outgoing[0] if self.outgoing else (b"", [])
-            if not message:
-                stream, chunk = self.logs[0]
-                message = b"\0".join((b"log", stream, b"%d" % self.log_dropped, chunk)) if stream else chunk
+        while self.connection is not None and (self.outgoing or self.logs.chunks):
+            message, descriptors = self.outgoing[0] if self.outgoing else (self.logs.first(), [])
             packed = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in descriptors)
             rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if descriptors else []
             try:
@@ -127,17 +202,12 @@ class Init:
             except OSError:
                 self.disconnect()
                 return
-            self.sent()
+            if self.outgoing:
+                close_all(self.outgoing.pop(0)[1])
+            else:
+                self.logs.drop_first()
         if self.connection is not None:
             self.poller.modify(self.connection.fileno(), select.POLLIN)
-
-    def sent(self) -> None:
-        """The message at the head has left."""
-        if self.outgoing:
-            close_all(self.outgoing.pop(0)[1])
-            return
-        self.log_bytes -= len(self.logs.pop(0)[1])
-        self.log_dropped = 0
 
     def serve(self, event: int) -> None:
         """One request of the agent's."""
@@ -161,7 +231,7 @@ class Init:
             self.act(fields[0], fields[1], fields[2:], descriptors)
         except OSError as error:
             self.send(b"error", fields[1], b"%d" % (error.errno or 0), os.strerror(error.errno or 0).encode())
-        except (ValueError, IndexError):
+        except (ValueError, IndexError, EOFError):
             self.send(b"error", fields[1] if len(fields) > 1 else b"", b"22", b"malformed request")
         finally:
             close_all(descriptors)
@@ -175,6 +245,8 @@ class Init:
             pid = spawn(fields[2:end], self.env | pairs(fields[end:]), fields[0], descriptors)
             self.children[pid] = request
             self.send(b"ok", request, b"%d" % pid)
+        elif verb == b"handoff":
+            self.send(b"ok", request, self.hand_over(fields[0], descriptors))
         elif verb == b"kill":
             for pid, name in self.children.items():
                 if name == fields[0]:
@@ -223,11 +295,11 @@ class Init:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         try:
-            pid = spawn(command, self.env, b"", [sink, out_write, err_write])
+            pid = self.start(command, [sink, out_write, err_write])
         except OSError as error:
-            self.keep_log(b"stderr", f"cannot start: {os.strerror(error.errno or 0)}\n".encode())
-            self.main = (b"exited", b"127", b"0")
+            self.logs.keep(b"stderr", f"cannot start: {os.strerror(error.errno or 0)}\n".encode())
             close_all([sink, out_read, out_write, err_read, err_write])
+            self.main_ended(b"127", b"0")
             return
         close_all([sink, out_write, err_write])
         self.children[pid] = b"main"
@@ -236,6 +308,13 @@ class Init:
         for stream, descriptor in self.outputs:
             os.set_blocking(descriptor, False)
             self.watch(descriptor, select.POLLIN, lambda _, s=stream, d=descriptor: self.read_log(s, d))
+
+    def start(self, command: list[bytes], descriptors: list[int]) -> int:
+        """The zygote becomes the command if it can; it is this process's child either way."""
+        zygote, self.zygote = self.zygote, None
+        if zygote is not None and zygote.take(command, self.env, descriptors):
+            return zygote.pid
+        return spawn(command, self.env, b"", descriptors)
 
     def read_log(self, stream: bytes, descriptor: int) -> bool:
         """Take output, so that the command never waits for us; whether there was any."""
@@ -248,16 +327,8 @@ class Init:
             self.unwatch(descriptor)
             os.close(descriptor)
             return False
-        self.keep_log(stream, chunk)
+        self.logs.keep(stream, chunk)
         return True
-
-    def keep_log(self, stream: bytes, chunk: bytes) -> None:
-        """Keep output until the agent takes it; the oldest goes first when there is too much."""
-        self.logs.append((stream, chunk))
-        self.log_bytes += len(chunk)
-        while self.log_bytes > _LOG_BACKLOG_BYTES:
-            self.log_dropped += len(self.logs[0][1])
-            self.log_bytes -= len(self.logs.pop(0)[1])
 
     def reap(self) -> bool:
         """Collect whatever has ended; whether any child is left."""
@@ -277,15 +348,20 @@ class Init:
         signalled = os.WIFSIGNALED(status)
         code = 128 + os.WTERMSIG(status) if signalled else os.WEXITSTATUS(status)
         ending = (b"%d" % code, b"%d" % signalled)
-        if name != b"main":
-            self.send(b"exit", name, *ending)
+        if name == b"zygote":
             return
-        self.main = (b"exited", *ending)
+        if name == b"main":
+            self.main_ended(*ending)
+        else:
+            self.send(b"exit", name, *ending)
+
+    def main_ended(self, code: bytes, signalled: bytes) -> None:
+        """Keep how the unit's own command ended, behind the last of its output."""
+        self.main = (b"exited", code, signalled)
         self.signal_everyone(_SIGKILL)
         for stream, descriptor in list(self.outputs):
             any(not self.read_log(stream, descriptor) for _ in range(_LAST_READS_MAX))
-        # In the queue of the output, so that the end is told after the last of it.
-        self.keep_log(b"", b"\0".join((b"exit", name, *ending)))
+        self.logs.keep(b"", b"\0".join((b"exit", b"main", code, signalled)))
 
     def signal_everyone(self, number: int) -> None:
         """Signal every process of the unit but this one. Without a pid namespace only our own children are ours."""
@@ -299,81 +375,6 @@ class Init:
             pass
 
 
-def spawn(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, descriptors: list[int]) -> int:
-    """Start a command in a session of its own; OSError if it cannot be executed."""
-    if len(descriptors) != 3 or not argv or not argv[0]:
-        raise ValueError
-    told_read, told_write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        become(argv, env, cwd, descriptors, told_write)
-    os.close(told_write)
-    told = os.read(told_read, 16)
-    os.close(told_read)
-    if told:
-        os.waitpid(pid, 0)
-        raise OSError(int(told), "cannot execute")
-    return pid
-
-
-def become(argv: list[bytes], env: dict[bytes, bytes], cwd: bytes, descriptors: list[int], told: int) -> None:
-    """In the child: turn into the command, or tell the parent the error number."""
-    try:
-        os.setsid()
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-        # The interpreter ignores these two, and ignored signals stay so across exec.
-        _signal.signal(_SIGPIPE, _signal.SIG_DFL)
-        _signal.signal(_SIGXFSZ, _signal.SIG_DFL)
-        spare_init()
-        os.chdir(cwd or env.get(b"HOME", b"/"))
-        os.execvpe(argv[0], argv, env)
-    except OSError as error:
-        os.write(told, b"%d" % (error.errno or errno.EINVAL))
-    finally:
-        os._exit(127)
-
-
-def spare_init() -> None:
-    """When memory runs out, the command must go before init."""
-    try:
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(descriptor, b"500")
-        os.close(descriptor)
-    except OSError:
-        pass
-
-
-def signal_group(pid: int, number: int) -> None:
-    """Signal a command and what it started."""
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-def close_all(descriptors: list[int]) -> None:
-    """Close them."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def pairs(fields: list[bytes]) -> dict[bytes, bytes]:
-    """`NAME=value` fields as a dictionary."""
-    return dict(field.split(b"=", 1) for field in fields if b"=" in field)  # pyright: ignore[reportReturnType, reportArgumentType]
-
-
-def read_configuration(descriptor: int) -> list[bytes]:
-    """Eight digits of length, then that many bytes; leaves if they don't all come."""
-    content = b""
-    while len(content) < 8 or len(content) < 8 + int(content[:8]):
-        chunk = os.read(descriptor, 1 << 20)
-        if not chunk:
-            os._exit(3)
-        content += chunk
-    return content[8:].split(b"\0")
-
-
 def main() -> None:
     """argv[1] is the listening control socket."""
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, int(sys.argv[1]))
@@ -381,18 +382,18 @@ def main() -> None:
     # Whatever else was open where the agent was started must not be open in a unit.
     os.closerange(3, listener.fileno())
     os.closerange(listener.fileno() + 1, 1 << 16)
-    isolated, processes, files, file_bytes, address_space, count, *rest = read_configuration(0)
+    try:
+        fields, blob = read_content(0)
+    except EOFError:
+        os._exit(3)
     for number in (0, 1, 2):
         os.close(number)
         os.open("/dev/null", os.O_RDWR)
     os.umask(0o022)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    kinds = (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS)
-    for kind, value in zip(kinds, map(int, (processes, files, file_bytes, address_space)), strict=True):
-        hard = resource.getrlimit(kind)[1]
-        ceiling = min(value or hard, hard) if hard >= 0 else value or hard
-        resource.setrlimit(kind, (ceiling, ceiling))
-    Init(listener, pairs(rest[int(count) :]), isolated=isolated == b"1").run(rest[: int(count)])
+    isolated, secrets = fields[0], fields[1]
+    limit(*fields[2:6])
+    rest = 7 + int(fields[6])
+    Init(listener, secrets, isolated=isolated == b"1").run(Content(fields[rest:], blob), fields[7:rest])
 
 
 if __name__ == "__main__":

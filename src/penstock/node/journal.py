@@ -37,7 +37,8 @@ create table if not exists units (unit_id text primary key, record blob not null
 
 
 class UnitRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All that must outlive the agent to find a unit again, or to prove it gone."""
+    """All that must outlive the agent to find a unit again, or to prove it gone. A `stock` unit's allocation is its
+    tenant's, and empty until there is one."""
 
     unit_id: str
     state: UnitState
@@ -46,6 +47,7 @@ class UnitRecord(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuids: list[str] = []
     groups: list[str] = []
     isolated: bool = True
+    runtime: str = ""
     pid: int = 0
     started: int = 0
     init_pid: int = 0
@@ -53,6 +55,9 @@ class UnitRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid_namespace: int = 0
     exit_code: int | None = None
     exit_class: str = ""
+    allocation_id: str = ""
+    stock: bool = False
+    egress: list[str] = []
 
 
 class Standing(StrEnum):

@@ -9,14 +9,16 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from penstock.node import cgroups, control, procfs
 from penstock.node.drivers import GO, Driver, Spec
 from penstock.node.errors import Failed
+from penstock.node.tenant import Tenant, configure
 
 _FILES_MAX: Final = 65536
 _INFO: Final = "boot.json"
@@ -97,9 +99,7 @@ def _close(listener: socket.socket, *descriptors: int) -> None:
         os.close(descriptor)
 
 
-def configuration(
-    driver: Driver, spec: Spec, *, command: Sequence[str], env: Mapping[str, str], limited: frozenset[str]
-) -> bytes:
+def configuration(driver: Driver, spec: Spec, tenant: Tenant, *, limited: frozenset[str]) -> bytes:
     """Init's configuration. Where control groups cannot limit memory, the address space is limited."""
     limits = {
         # Every process counts, init too; the group, where there is one, is what really limits.
@@ -108,8 +108,13 @@ def configuration(
         "file_bytes": spec.limits.scratch_bytes,
         "address_space": 0 if "memory" in limited else spec.limits.memory_bytes,
     }
-    variables = dict(env) | driver.environment(spec)
-    return control.configuration(isolated=driver.isolated, limits=limits, command=command, env=variables)
+    return configure(
+        replace(tenant, env={**tenant.env, **driver.environment(spec)}),
+        isolated=driver.isolated,
+        secrets_folder=driver.secrets(spec),
+        limits=limits,
+        zygote=driver.zygote(spec),
+    )
 
 
 async def start(

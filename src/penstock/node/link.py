@@ -7,23 +7,25 @@ knows duplicates.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 import aiohttp
 import msgspec
 from prometheus_client import Counter, Gauge
 
-from penstock.kit.clock import backoff_s, utc_now
+from penstock.kit import dialling
+from penstock.kit.clock import utc_now
 from penstock.kit.telemetry import logger
 from penstock.node import procfs
 from penstock.node.errors import NodeError, Unlinked
+from penstock.node.health import Health, Unwatched
 from penstock.node.identity import Identity, check_gateway
 from penstock.node.inventory import Inventory
-from penstock.node.journal import Journal
 from penstock.node.logs import Forwarder
+from penstock.node.pace import Crowd, Pace
+from penstock.node.secrets import Secrets
 from penstock.node.serverclock import ServerClock
 from penstock.node.tasks import CONCURRENCY
-from penstock.node.units import Units
 from penstock.wire.link import (
     FRAME_BYTES_MAX,
     PROTOCOL_VERSIONS,
@@ -37,8 +39,11 @@ from penstock.wire.link import (
     LogLines,
     Refused,
     ResultAck,
+    SecretsAsk,
+    SecretValues,
     TaskResult,
     Tasks,
+    UnitReport,
     Welcome,
 )
 from penstock.wire.tasks import SignedTask
@@ -52,16 +57,33 @@ _RESEND_S: Final = 30.0
 _HEARTBEAT_S_MIN: Final = 0.05
 #: A unit that ends is reported at once, but heartbeats are never closer than this.
 _HEARTBEAT_PAUSE_S: Final = 0.25
-#: A link that stood this long was sound: the next attempt comes at once.
-_SOUND_AFTER_S: Final = 10.0
-_BACKOFF_CAP_S: Final = 10.0
 #: Something that the agent can do nothing about but waiting.
 _DOWN: Final = (OSError, aiohttp.ClientError, TimeoutError, NodeError)
 _linked = Gauge("penstock_node_linked", "Whether the link to a gateway stands.")
 _connects = Counter("penstock_node_link_connects_total", "Links that stood.")
+_heartbeats = Counter("penstock_node_heartbeats_total", "Heartbeats that a gateway has acknowledged.")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FromGateway)
+
+
+class Journal(Protocol):
+    """Where results are kept until they are acknowledged."""
+
+    async def acknowledge(self, task_id: str) -> None:
+        """The gateway has this one."""
+        ...
+
+
+class Units(Protocol):
+    """The units of this node, as heartbeats tell of them."""
+
+    #: Set whenever a unit ended, or a GPU's health changed.
+    changed: asyncio.Event
+
+    def reports(self) -> list[UnitReport]:
+        """The complete list."""
+        ...
 
 
 class Outbox:
@@ -110,24 +132,29 @@ class Link:
         submit: Callable[[SignedTask], None],
         version: str,
         production: bool,
+        health: Health | None = None,
+        secrets: Secrets | None = None,
     ) -> None:
         self._identity = identity
         self._clock = clock
         self._journal = journal
         self._units = units
         self._inventory = inventory
+        self._health = health or Unwatched(inventory)
         self._logs = logs
         self._outbox = outbox
+        self._secrets = secrets or Secrets()
         self._submit = submit
         self._version = version
         self._production = production
         self._again = asyncio.Event()
+        self.crowd = Crowd()
+        self._pace = Pace(self.crowd)
         self.standing = False
         self.woken = asyncio.Event()
 
     async def run(self) -> NoReturn:
         """Dial, serve, and dial again for ever, with a jittered pause after failures."""
-        failures = 0
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -139,8 +166,7 @@ class Link:
             finally:
                 self.standing = False
                 _linked.set(0)
-            failures = 0 if loop.time() - started > _SOUND_AFTER_S else failures + 1
-            await asyncio.sleep(backoff_s(failures, cap_s=_BACKOFF_CAP_S))
+            await asyncio.sleep(self._pace.pause_s(stood_s=loop.time() - started))
 
     def reconnect(self) -> None:
         """Make a new link, as after a renewal: the old one ends with the old certificate."""
@@ -149,7 +175,7 @@ class Link:
     async def _serve_once(self) -> None:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
+            aiohttp.ClientSession(connector=dialling.connector(), timeout=timeout) as session,
             session.ws_connect(
                 self._identity.socket_url("/link"),
                 ssl=self._identity.tls(),
@@ -182,12 +208,16 @@ class Link:
         )
         await _send(socket, hello)
         welcome = await _receive(socket)
+        if isinstance(welcome, Refused):
+            self._pace.busy(welcome.retry_after_s)
+            raise Unlinked(welcome.code, welcome.detail)
         if not isinstance(welcome, Welcome):
             raise Unlinked("protocol", "the gateway did not welcome this node")
         return welcome
 
     async def _stand(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> None:
         self._clock.tell(welcome.server_time)
+        self.crowd.tell(welcome.spread_s)
         self.standing = True
         self._again.clear()
         self.woken.set()
@@ -195,12 +225,14 @@ class Link:
         _connects.inc()
         _log.info("link_up", gateway_id=welcome.gateway_id, slots_approved=welcome.slots_approved)
         self._outbox.again()
+        self._secrets.again()
         await _send(socket, Ask(count=CONCURRENCY))
         async with asyncio.TaskGroup() as group:
             sides = [
                 group.create_task(self._heartbeats(socket, max(_HEARTBEAT_S_MIN, welcome.heartbeat_s))),
                 group.create_task(self._send_results(socket)),
                 group.create_task(self._send_logs(socket)),
+                group.create_task(self._send_questions(socket)),
                 group.create_task(self._hang_up(socket)),
             ]
             await self._receive_all(socket)
@@ -225,8 +257,12 @@ class Link:
                 self._outbox.acknowledged(task_id)
                 await self._journal.acknowledge(task_id)
                 _log.debug("result_acknowledged", task_id=task_id, verdict=verdict.value)
-            case HeartbeatAck(server_time=server_time):
+            case HeartbeatAck(server_time=server_time, spread_s=spread_s):
                 self._clock.tell(server_time)
+                self.crowd.tell(spread_s)
+                _heartbeats.inc()
+            case SecretValues() as values:
+                self._secrets.answer(values)
             case Refused(code=code, detail=detail):
                 _log.warning("gateway_refused", code=code, detail=detail)
             case Challenge() | Welcome():
@@ -234,9 +270,11 @@ class Link:
 
     async def _heartbeats(self, socket: aiohttp.ClientWebSocketResponse, every_s: float) -> None:
         while True:
-            gpus = await asyncio.to_thread(self._inventory.health)
+            # Before the look: what changes during it is told with the next one, at once.
             self._units.changed.clear()
-            await _send(socket, Heartbeat(sent_at=utc_now(), units=self._units.reports(), gpus=gpus))
+            gpus, readings = await asyncio.to_thread(self._health.look)
+            units = self._units.reports()
+            await _send(socket, Heartbeat(sent_at=utc_now(), units=units, gpus=gpus, readings=readings))
             await asyncio.sleep(min(every_s, _HEARTBEAT_PAUSE_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, every_s - _HEARTBEAT_PAUSE_S)):
@@ -255,6 +293,10 @@ class Link:
     async def _send_logs(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await _send(socket, LogLines(lines=await self._logs.take()))
+
+    async def _send_questions(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await _send(socket, SecretsAsk(task_id=await self._secrets.take()))
 
 
 class _Closed(Unlinked):

@@ -105,6 +105,28 @@ async def _readable(descriptor: int, timeout_s: float) -> bool:
     return True
 
 
+class Reaper:
+    """Collects children that have ended, by number: others of this process's children are not its business."""
+
+    def __init__(self) -> None:
+        self._pids: set[int] = set()
+
+    def add(self, pid: int) -> None:
+        """Collect this one when it ends; one that is no child of ours is forgotten."""
+        self._pids.add(pid)
+
+    def reap(self) -> None:
+        """Collect what has ended."""
+        self._pids.discard(0)
+        for pid in list(self._pids):
+            try:
+                collected, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                collected = pid
+            if collected:
+                self._pids.discard(pid)
+
+
 def boot_id() -> str:
     """Changes with each boot of the host."""
     try:

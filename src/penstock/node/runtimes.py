@@ -5,12 +5,14 @@ may silently load the system's library of the same name.
 """
 
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from penstock.kit.errors import Unavailable
+from penstock.node import inside
 from penstock.node.errors import Failed
 
 _ASK: Final = "import sys; print(sys.prefix); print(sys.base_prefix); print('%d.%d' % sys.version_info[:2])"
@@ -19,12 +21,15 @@ _TIMEOUT_S: Final = 20.0
 
 @dataclass(frozen=True)
 class Runtime:
-    """A tenant environment. `folders` must be visible for it to work; `init` is our init, compiled for it."""
+    """A tenant environment. `folders` must be visible for it to work; `init` and `zygote` are ours, compiled for it.
+    `preload` are modules that a zygote imports beyond its own list."""
 
     python: Path
     folders: tuple[Path, ...]
     init: Path
+    zygote: Path
     version: str
+    preload: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -32,11 +37,29 @@ class Runtime:
         return f"{self.python.parent}:/usr/local/bin:/usr/bin:/bin"
 
 
-class Runtimes:
-    """The images this node can run."""
+class Built(Protocol):
+    """Environments that were built on top of images."""
 
-    def __init__(self, by_image: Mapping[str, Runtime]) -> None:
+    def over(self, base: Runtime, digest: str) -> Runtime:
+        """The environment of this digest on its base; Failed `no_runtime` when there is none."""
+        ...
+
+
+class Runtimes:
+    """The images this node can run, and what tenants had built on top of them."""
+
+    def __init__(self, by_image: Mapping[str, Runtime], built: Built | None = None) -> None:
         self._by_image = dict(by_image)
+        self._built = built
+
+    def choose(self, image: str, digest: str) -> Runtime:
+        """What a unit runs on: the environment of this digest, or the image's own."""
+        base = self.find(image)
+        if not digest:
+            return base
+        if self._built is None:
+            raise Failed("no_runtime", f"this node has not built the runtime {digest}")
+        return self._built.over(base, digest)
 
     def find(self, image: str) -> Runtime:
         """The runtime of an image; Failed `unknown_image` names those that there are."""
@@ -51,14 +74,22 @@ class Runtimes:
         return list(dict.fromkeys(self._by_image.values()))
 
 
-def prepare(folders: Mapping[str, str], work: Path) -> Runtimes:
+def prepare(
+    folders: Mapping[str, str],
+    work: Path,
+    preload: Mapping[str, Sequence[str]] | None = None,
+    *,
+    built: Built | None = None,
+) -> Runtimes:
     """Look at each environment and compile our init for it into `work`. Each is also known by its exact version."""
     made = {folder: _prepare(Path(folder), work) for folder in dict.fromkeys(folders.values())}
-    by_image = {image: made[folder] for image, folder in folders.items()}
+    by_image = {
+        image: replace(made[folder], preload=tuple((preload or {}).get(image, ()))) for image, folder in folders.items()
+    }
     for image, runtime in list(by_image.items()):
         if image == "python:3":
             by_image.setdefault(f"python:{runtime.version}", runtime)
-    return Runtimes(by_image)
+    return Runtimes(by_image, built)
 
 
 def _prepare(folder: Path, work: Path) -> Runtime:
@@ -66,18 +97,13 @@ def _prepare(folder: Path, work: Path) -> Runtime:
     prefix, base, version = _run(python, _ASK).split()
     work.mkdir(parents=True, exist_ok=True)
     work.chmod(0o755)
-    compiled = work / f"init-{version}.pyc"
-    source = Path(__file__).with_name("init.py")
-    _run(
-        python,
-        "import py_compile, sys; py_compile.compile(sys.argv[1], sys.argv[2], dfile='init', doraise=True,"
-        " invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)",
-        str(source),
-        str(compiled),
-    )
-    compiled.chmod(0o644)
+    run = partial(_run, python)
     return Runtime(
-        python=Path(prefix) / "bin" / "python", folders=_outermost(prefix, base), init=compiled, version=version
+        python=Path(prefix) / "bin" / "python",
+        folders=_outermost(prefix, base),
+        init=inside.compile_into(work, "init", version, run),
+        zygote=inside.compile_into(work, "zygote", version, run),
+        version=version,
     )
 
 

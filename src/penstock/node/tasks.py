@@ -3,14 +3,15 @@
 Nothing is believed for having arrived: the signature is checked over the exact bytes before they are decoded, then
 node, type, parameters, expiry (by server time) and fence. Whatever fails a check is refused without any side effect.
 What passes is noted on disk before its first effect, and the handlers are idempotent, so an agent that dies anywhere
-in between resumes and ends with one effect; a start that expired meanwhile ends with none.
+in between resumes and ends with one effect; a start or handoff that expired meanwhile ends with none. The values of
+secrets are asked for just before they are used, and are never noted.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn, Protocol
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -19,21 +20,55 @@ from prometheus_client import Counter, Histogram
 
 from penstock.kit.telemetry import correlated, logger, span
 from penstock.node.errors import Failed, NodeError, Refused
-from penstock.node.journal import Journal, Standing
+from penstock.node.journal import Begun, Standing
 from penstock.node.serverclock import ServerClock
-from penstock.node.unit import check_start, check_unit_id
+from penstock.node.unit import check_handoff, check_start, check_unit_id
 from penstock.wire.link import TaskResult
-from penstock.wire.tasks import PARAMS, UNIT_STOP, Outcome, SignedTask, TaskBody, UnitStart, UnitStop
+from penstock.wire.tasks import (
+    PARAMS,
+    UNIT_STOP,
+    Outcome,
+    RuntimeBuild,
+    SignedTask,
+    TaskBody,
+    UnitHandoff,
+    UnitStart,
+    UnitStop,
+)
 
 _log = logger(__name__)
 #: Tasks at work at once; more wait at the gateway.
 CONCURRENCY: Final = 64
 _BODY_BYTES_MAX: Final = 1 << 20
 _DETAIL_CHARS_MAX: Final = 2000
+_SECRETS_TIMEOUT_S: Final = 40.0
 _done = Counter("penstock_node_tasks_total", "Tasks ended, by type and outcome.", ("type", "outcome"))
 _seconds = Histogram("penstock_node_task_seconds", "From arrival to result.", ("type",))
 
-Handler = Callable[[Any], Awaitable[msgspec.Struct]]
+#: Takes the parameters; one whose parameters name secrets also takes their values by name.
+Handler = Callable[..., Awaitable[msgspec.Struct]]
+#: The values of a task's secrets, by name.
+Secrets = Callable[[str], Awaitable[Mapping[str, bytes]]]
+
+
+class Journal(Protocol):
+    """What was told to this node and done; `node.journal` keeps it on disk."""
+
+    async def begin(self, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:
+        """Note that a task is about to have effects, unless it may not."""
+        ...
+
+    async def finish(self, result: TaskResult) -> None:
+        """Note how it ended."""
+        ...
+
+    async def unfinished(self) -> list[SignedTask]:
+        """What had begun when the agent last ended."""
+        ...
+
+    async def unacknowledged(self) -> list[TaskResult]:
+        """What no gateway has acknowledged."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -83,6 +118,8 @@ def _params(body: TaskBody) -> msgspec.Struct:
         raise Refused("malformed", f"the parameters of {body.type} are wrong: {error}") from error
     if isinstance(params, UnitStart):
         check_start(params)
+    if isinstance(params, UnitHandoff):
+        check_handoff(params)
     if isinstance(params, UnitStop):
         check_unit_id(params.unit_id)
     return params
@@ -110,8 +147,12 @@ class Turns:
                 del self._locks[name]
 
 
+async def _no_secrets(task_id: str) -> NoReturn:
+    raise Failed("secrets_unavailable", f"nobody here can ask for the secrets of task {task_id}")
+
+
 class Executor:
-    """Runs tasks: many at once, but one allocation's in the order they came."""
+    """Runs tasks: many at once, but one unit's in the order they came."""
 
     def __init__(
         self,
@@ -121,13 +162,17 @@ class Executor:
         clock: ServerClock,
         handlers: Mapping[str, Handler],
         on_result: Callable[[TaskResult], None],
+        secrets: Secrets = _no_secrets,
     ) -> None:
         self._verifier = verifier
         self._journal = journal
         self._clock = clock
         self._handlers = handlers
         self._on_result = on_result
+        self._secrets = secrets
         self._slots = asyncio.Semaphore(CONCURRENCY)
+        #: Apart, because they take minutes: however many wait, units start and stop.
+        self._builds = asyncio.Semaphore(CONCURRENCY)
         self._turns = Turns()
         self._working: dict[str, asyncio.Task[None]] = {}
 
@@ -166,11 +211,11 @@ class Executor:
             span("agent.task", type=body.type, **ids),
             _seconds.labels(body.type).time(),
         ):
-            async with self._turns.take(body.allocation_id or body.task_id):
-                if isinstance(verified.params, UnitStart):
+            async with self._turns.take(_turn(verified)):
+                if isinstance(verified.params, UnitStart | UnitHandoff):
                     # A resumed one may be too old by now, which only a server can say.
                     await self._clock.known.wait()
-                async with self._slots:
+                async with self._builds if isinstance(verified.params, RuntimeBuild) else self._slots:
                     await self._execute(verified)
 
     async def _execute(self, task: Verified) -> None:
@@ -187,8 +232,8 @@ class Executor:
         expired = self._clock.expired(body.expires_at)
         begun = await self._journal.begin(body, task.signed, expired=expired)
         match begun.standing:
-            case Standing.UNFINISHED if expired and isinstance(task.params, UnitStart):
-                return self._undo_start
+            case Standing.UNFINISHED if expired and isinstance(task.params, UnitStart | UnitHandoff):
+                return self._too_late
             case Standing.NEW | Standing.UNFINISHED:
                 return self._handlers[body.type]
             case Standing.DONE:
@@ -202,15 +247,33 @@ class Executor:
                 self._report(task, _result(body.task_id, body.fence, Outcome.REFUSED, refused))
         return None
 
-    async def _undo_start(self, params: UnitStart) -> NoReturn:
+    async def _too_late(self, params: UnitStart | UnitHandoff) -> NoReturn:
         """The agent was away for so long that nobody waits for the unit any more."""
-        await self._handlers[UNIT_STOP](UnitStop(unit_id=params.unit_id, gpu_uuids=params.gpu_uuids))
+        await self._undo(params)
         raise Failed("expired", "the task expired before the agent could finish it; what had begun was stopped")
+
+    async def _undo(self, params: UnitStart | UnitHandoff) -> None:
+        gpus = params.gpu_uuids if isinstance(params, UnitStart) else []
+        stop = UnitStop(unit_id=params.unit_id, gpu_uuids=gpus, allocation_id=params.allocation_id)
+        await self._handlers[UNIT_STOP](stop)
+
+    async def _call(self, task: Verified, handler: Handler) -> msgspec.Struct:
+        params = task.params
+        if not isinstance(params, UnitStart | UnitHandoff) or not params.secrets or handler == self._too_late:
+            return await handler(params)
+        try:
+            async with asyncio.timeout(_SECRETS_TIMEOUT_S):
+                values = await self._secrets(task.body.task_id)
+        except (NodeError, TimeoutError) as error:
+            detail = error.detail if isinstance(error, NodeError) else "no answer came in time"
+            await self._undo(params)
+            raise Failed("secrets_unavailable", detail) from error
+        return await handler(params, values)
 
     async def _attempt(self, task: Verified, handler: Handler) -> TaskResult:
         body = task.body
         try:
-            answer = await handler(task.params)
+            answer = await self._call(task, handler)
         except Refused as refused:
             return _result(body.task_id, body.fence, Outcome.REFUSED, refused)
         except NodeError as error:
@@ -235,6 +298,16 @@ class Executor:
         for task in list(self._working.values()):
             task.cancel()
         await asyncio.gather(*self._working.values(), return_exceptions=True)
+
+
+def _turn(task: Verified) -> str:
+    """Whose turn a task takes: a unit's, which may pass from one allocation to another."""
+    if isinstance(task.params, UnitStart | UnitHandoff | UnitStop):
+        return task.params.unit_id
+    if isinstance(task.params, RuntimeBuild):
+        # An environment is no unit's own, and a stop does not wait for it.
+        return task.body.task_id
+    return task.body.allocation_id or task.body.task_id
 
 
 def _result(task_id: str, fence: int, outcome: Outcome, error: NodeError) -> TaskResult:

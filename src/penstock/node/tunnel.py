@@ -14,7 +14,6 @@ from typing import Final, Protocol
 import msgspec
 from yarl import URL
 
-from penstock.kit.clock import backoff_s
 from penstock.kit.stream import Stream, StreamAborted
 from penstock.kit.streamio import Pump
 from penstock.kit.telemetry import logger
@@ -22,11 +21,11 @@ from penstock.kit.tunnel import Mux
 from penstock.kit.websocket import dial
 from penstock.node.errors import NodeError
 from penstock.node.identity import Identity, check_gateway
+from penstock.node.pace import Crowd, Pace
 from penstock.wire.tunnel import CONTROL, FRAME_BYTES_MAX, STDERR, STDIN, STDOUT, ExecExit, Open, UnitExec, UnitPort
 
 _log = logger(__name__)
 _CONNECT_S: Final = 10.0
-_SOUND_AFTER_S: Final = 10.0
 #: How long a command's output may stay open and silent after the command itself ended.
 _LINGER_S: Final = 1.0
 
@@ -68,14 +67,14 @@ class Units(Protocol):
 class NodeTunnel:
     """Keeps one tunnel to a gateway open."""
 
-    def __init__(self, identity: Identity, units: Units) -> None:
+    def __init__(self, identity: Identity, units: Units, crowd: Crowd | None = None) -> None:
         self._identity = identity
         self._units = units
+        self._pace = Pace(crowd or Crowd(), second=True)
         self._serving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Dial, serve, and dial again for ever."""
-        failures = 0
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -83,8 +82,7 @@ class NodeTunnel:
                 await self.serve_once()
             except (OSError, TimeoutError, NodeError) as error:
                 _log.info("tunnel_down", error=repr(error))
-            failures = 0 if loop.time() - started > _SOUND_AFTER_S else failures + 1
-            await asyncio.sleep(backoff_s(failures))
+            await asyncio.sleep(self._pace.pause_s(stood_s=loop.time() - started))
 
     async def serve_once(self) -> None:
         """One tunnel, until it ends."""

@@ -3,20 +3,27 @@
 import asyncio
 import re
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from penstock.node import cgroups
 from penstock.node.control import Control, Ending
-from penstock.node.errors import Refused, Unlinked
+from penstock.node.egress import Proxy
+from penstock.node.errors import Failed, Refused, Unlinked
 from penstock.node.journal import UnitRecord
 from penstock.node.logs import Lines
-from penstock.wire.tasks import RESERVED_ENV_PREFIXES, UnitStart
+from penstock.wire import egress
+from penstock.wire.egress import BadRule
+from penstock.wire.link import LogLine, UnitReport, UnitState
+from penstock.wire.tasks import RESERVED_ENV_PREFIXES, SecretRef, UnitHandoff, UnitStart, UnitStarted
 from penstock.wire.tunnel import ExecExit
 
 _UNIT_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_SECRETS_MAX: Final = 64
 
 
 class Execution:
@@ -48,8 +55,54 @@ class Unit:
     def __init__(self, record: UnitRecord) -> None:
         self.record = record
         self.control: Control | None = None
+        self.proxy: Proxy | None = None
         self.watcher: asyncio.Task[None] | None = None
         self.lines: dict[str, Lines] = {}
+        #: Its processes are proved gone, so it is on no GPU any more.
+        self.off_gpus = False
+
+    def dialled(self, descriptor: int) -> None:
+        """Carry a connection to the unit's way out. What a unit passes is a tenant's word: it may be anything."""
+        connection = socket.socket(fileno=descriptor)
+        if not self.record.egress or connection.family != socket.AF_INET or connection.type != socket.SOCK_STREAM:
+            connection.close()
+            return
+        connection.setblocking(False)
+        if self.proxy is None:
+            self.proxy = Proxy(self.record.unit_id, egress.parse_all(self.record.egress))
+        self.proxy.accept(connection)
+
+    def hang_up(self) -> None:
+        """Let go of init, and end the connections that are carried out of the unit."""
+        if self.control is not None:
+            self.control.close()
+            self.control = None
+        if self.proxy is not None:
+            self.proxy.close()
+            self.proxy = None
+
+    def already(self) -> UnitStarted:
+        """The answer to a start that was done before."""
+        if self.record.state not in (UnitState.RUNNING, UnitState.EXITED):
+            raise Failed("unit_busy", f"unit {self.record.unit_id} is {self.record.state.value}")
+        return UnitStarted(unit_id=self.record.unit_id, pid=self.record.init_pid, adopted=True)
+
+    def report(self) -> UnitReport:
+        """As heartbeats tell of it."""
+        return UnitReport(
+            unit_id=self.record.unit_id,
+            state=self.record.state,
+            exit_code=self.record.exit_code,
+            exit_class=self.record.exit_class,
+        )
+
+    def output(self, stream: str, dropped: int, chunk: bytes) -> list[LogLine]:
+        """The lines that are whole now."""
+        if stream not in ("stdout", "stderr"):
+            return []
+        lines = self.lines.setdefault(stream, Lines(self.record.unit_id, stream))
+        told = lines.feed(f"\n[{dropped} bytes dropped]\n".encode()) if dropped else []
+        return [*told, *lines.feed(chunk)]
 
     def ooms(self) -> int:
         """How often the kernel has killed in this unit for want of memory."""
@@ -64,16 +117,89 @@ class Unit:
         return ExecExit(code=ending.code, exit_class=kind)
 
 
+def check_gpus(units: Iterable[Unit], wanted: Sequence[str], known: set[str]) -> None:
+    """A GPU is given to one unit at a time, and only one that there is."""
+    held = {uuid: unit.record.unit_id for unit in units for uuid in unit.record.gpu_uuids}
+    for uuid in wanted:
+        if uuid not in known:
+            raise Failed("unknown_gpu", f"this node has no GPU {uuid}")
+        if uuid in held:
+            raise Failed("gpu_busy", f"GPU {uuid} is still held by unit {held[uuid]}")
+
+
+def free_uid(units: Iterable[Unit], uids: range | None) -> int | None:
+    """A host user that no unit has; None where all units are the agent's own."""
+    if uids is None:
+        return None
+    taken = {unit.record.uid for unit in units}
+    free = next((uid for uid in uids if uid not in taken), None)
+    if free is None:
+        raise Failed("out_of_users", "all of the node's users for units are taken")
+    return free
+
+
 def check_start(request: UnitStart) -> None:
     """Refuse what must never be acted on: a name that is no folder's, or variables that steer loader or driver."""
     check_unit_id(request.unit_id)
+    check_allocation_id(request.allocation_id)
     check_env(request.env)
+    check_secrets(request.secrets)
+    check_egress(request.egress)
+    if request.stock and (request.command or request.secrets):
+        raise Refused("malformed", "a stock unit has no tenant, so it has no command and no secrets")
+
+
+def check_handoff(request: UnitHandoff) -> None:
+    """As for a start; and stock is handed to somebody."""
+    check_unit_id(request.unit_id)
+    if not request.allocation_id:
+        raise Refused("malformed", "allocation_id is empty")
+    check_allocation_id(request.allocation_id)
+    check_env(request.env)
+    check_secrets(request.secrets)
+    check_egress(request.egress)
+
+
+def check_stock(record: UnitRecord) -> None:
+    """Refuse to hand over a unit that was started for a tenant."""
+    if not record.stock:
+        raise Refused("not_stock", f"unit {record.unit_id} was started for a tenant")
+
+
+def check_tenant(record: UnitRecord, allocation_id: str) -> None:
+    """Refuse what one allocation asks of a stock unit that was handed to another."""
+    if record.stock and record.allocation_id not in ("", allocation_id):
+        raise Refused("taken", f"unit {record.unit_id} was handed to another allocation")
 
 
 def check_unit_id(unit_id: str) -> None:
     """A unit's id names its folder and its groups, so it must not lead anywhere else."""
     if _UNIT_ID.fullmatch(unit_id) is None:
         raise Refused("malformed", "unit_id must be lower-case letters, digits, _ and -, at most 64")
+
+
+def check_allocation_id(allocation_id: str) -> None:
+    """An allocation's id is told to init and to the unit's commands."""
+    if allocation_id and _UNIT_ID.fullmatch(allocation_id) is None:
+        raise Refused("malformed", "allocation_id must be lower-case letters, digits, _ and -, at most 64")
+
+
+def check_secrets(secrets: Sequence[SecretRef]) -> None:
+    """Refuse names that are no file's, too many of them, and variables that are not the tenant's to set."""
+    if len(secrets) > _SECRETS_MAX:
+        raise Refused("malformed", f"a unit has at most {_SECRETS_MAX} secrets")
+    for secret in secrets:
+        if _SECRET.fullmatch(secret.name) is None:
+            raise Refused("malformed", f"{secret.name!r} is not a secret's name")
+    check_env({secret.env: "" for secret in secrets if secret.env})
+
+
+def check_egress(rules: Sequence[str]) -> None:
+    """Refuse rules that cannot be read: nothing may be let out by mistake."""
+    try:
+        egress.parse_all(rules)
+    except BadRule as error:
+        raise Refused("malformed", f"egress: {error}") from error
 
 
 def check_env(env: Mapping[str, str]) -> None:

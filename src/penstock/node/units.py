@@ -5,7 +5,6 @@ executor sees to that); ports and commands may be used at any time.
 """
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -18,23 +17,27 @@ import msgspec
 from penstock.kit.telemetry import logger
 from penstock.node import cleanup, launcher, procfs
 from penstock.node.cgroups import Groups
-from penstock.node.control import Control, Ending, dial
+from penstock.node.control import Control, Ending, Greeting, dial
 from penstock.node.drivers import Driver, Spec
 from penstock.node.errors import Failed, NodeError, NoUnit, Refused, Unlinked
 from penstock.node.inventory import Inventory
 from penstock.node.journal import Journal, UnitRecord
-from penstock.node.logs import Forwarder, Lines
+from penstock.node.logs import Forwarder
 from penstock.node.runtimes import Runtimes
 from penstock.node.sandbox import make_folder
-from penstock.node.unit import Execution, Unit, check_env
+from penstock.node.tenant import Tenant, content, tenant
+from penstock.node.unit import Execution, Unit, check_env, check_gpus, check_stock, check_tenant, free_uid
 from penstock.wire.link import LogLine, UnitReport, UnitState
-from penstock.wire.tasks import CleanupProof, UnitStart, UnitStarted, UnitStop
+from penstock.wire.tasks import CleanupProof, UnitHandoff, UnitStart, UnitStarted, UnitStop
 
 _log = logger(__name__)
 _START_TIMEOUT_S: Final = 20.0
 _GREETING_TIMEOUT_S: Final = 10.0
+#: A zygote imports what the node's configuration names, which may be much.
+_WARMING_S: Final = 60.0
 _STOP_GRACE_S_MAX: Final = 300.0
 _WATCH_S: Final = 3600.0
+_NO_SECRETS: Final[Mapping[str, bytes]] = {}
 
 
 class Units:
@@ -63,7 +66,7 @@ class Units:
         self._uids = uids
         self._on_stage = on_stage
         self._units: dict[str, Unit] = {}
-        self._to_reap: set[int] = set()
+        self._reaper = procfs.Reaper()
         #: Set whenever a unit ended.
         self.changed = asyncio.Event()
 
@@ -74,33 +77,33 @@ class Units:
 
     def reports(self) -> list[UnitReport]:
         """The complete list, for a heartbeat."""
-        return [
-            UnitReport(
-                unit_id=unit.record.unit_id,
-                state=unit.record.state,
-                exit_code=unit.record.exit_code,
-                exit_class=unit.record.exit_class,
-            )
-            for unit in self._units.values()
-        ]
+        return [unit.report() for unit in self._units.values()]
 
-    async def start(self, request: UnitStart) -> UnitStarted:
-        """Start a unit, or find that it has been started."""
+    def runtimes_in_use(self) -> set[str]:
+        """The digests of environments that units stand on."""
+        return {unit.record.runtime for unit in self._units.values()}
+
+    async def start(self, request: UnitStart, values: Mapping[str, bytes] = _NO_SECRETS) -> UnitStarted:
+        """Start a unit, or find that it has been started. `values` are those of the secrets it names."""
         existing = self._units.get(request.unit_id)
         if existing is not None:
-            return self._already(existing)
-        runtime = self._runtimes.find(request.image)
+            return existing.already()
+        runtime = self._runtimes.choose(request.image, request.runtime)
         listing = self._inventory.listing()
         gpus = tuple(gpu for gpu in listing.gpus if gpu.uuid in request.gpu_uuids)
-        self._check_gpus(request.gpu_uuids, {gpu.uuid for gpu in gpus})
+        check_gpus(self._units.values(), request.gpu_uuids, {gpu.uuid for gpu in gpus})
         record = UnitRecord(
             unit_id=request.unit_id,
             state=UnitState.STARTING,
             boot_id=procfs.boot_id(),
-            uid=self._free_uid(),
+            uid=free_uid(self._units.values(), self._uids),
             gpu_uuids=request.gpu_uuids,
             groups=[str(path) for path in self._groups.folders(request.unit_id)],
+            runtime=request.runtime,
             isolated=self._driver.isolated,
+            allocation_id="" if request.stock else request.allocation_id,
+            stock=request.stock,
+            egress=[] if request.stock else request.egress,
         )
         spec = Spec(
             unit_id=request.unit_id,
@@ -110,49 +113,28 @@ class Units:
             uid=record.uid,
             gpus=gpus,
             devices=tuple(self._inventory.devices(request.gpu_uuids)),
+            mps=self._inventory.mps(request.gpu_uuids),
             simulated=listing.simulated,
+            allocation_id=request.allocation_id,
+            stock=request.stock,
         )
-        return await self._start(Unit(record), spec, request)
+        return await self._start(Unit(record), spec, tenant(request, values, isolated=self._driver.isolated))
 
-    def _already(self, unit: Unit) -> UnitStarted:
-        if unit.record.state not in (UnitState.RUNNING, UnitState.EXITED):
-            raise Failed("unit_busy", f"unit {unit.record.unit_id} is {unit.record.state.value}")
-        return UnitStarted(unit_id=unit.record.unit_id, pid=unit.record.init_pid, adopted=True)
-
-    def _check_gpus(self, wanted: Sequence[str], known: set[str]) -> None:
-        for uuid in wanted:
-            if uuid not in known:
-                raise Failed("unknown_gpu", f"this node has no GPU {uuid}")
-            for unit in self._units.values():
-                if uuid in unit.record.gpu_uuids:
-                    raise Failed("gpu_busy", f"GPU {uuid} is still held by unit {unit.record.unit_id}")
-
-    def _free_uid(self) -> int | None:
-        if self._uids is None:
-            return None
-        taken = {unit.record.uid for unit in self._units.values()}
-        free = next((uid for uid in self._uids if uid not in taken), None)
-        if free is None:
-            raise Failed("out_of_users", "all of the node's users for units are taken")
-        return free
-
-    async def _start(self, unit: Unit, spec: Spec, request: UnitStart) -> UnitStarted:
+    async def _start(self, unit: Unit, spec: Spec, who: Tenant) -> UnitStarted:
         self._units[spec.unit_id] = unit
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                await self._launch(unit, spec, request)
+            async with asyncio.timeout(_START_TIMEOUT_S + _WARMING_S * spec.stock):
+                await self._launch(unit, spec, who)
         except (OSError, TimeoutError, NodeError) as error:
-            await self._undo_start(unit)
+            await self._undo(unit)
             if isinstance(error, (Refused, Failed)):
                 raise
             detail = error.detail if isinstance(error, NodeError) else str(error) or "it took too long"
             raise Failed("sandbox_failed", detail) from error
         return UnitStarted(unit_id=spec.unit_id, pid=unit.record.init_pid)
 
-    async def _launch(self, unit: Unit, spec: Spec, request: UnitStart) -> None:
-        content = launcher.configuration(
-            self._driver, spec, command=request.command, env=request.env, limited=self._groups.limits
-        )
+    async def _launch(self, unit: Unit, spec: Spec, who: Tenant) -> None:
+        configuration = launcher.configuration(self._driver, spec, who, limited=self._groups.limits)
         await self._note(unit)
         self._on_stage("recorded")
         make_folder(spec.folder, spec.unit_id, spec.uid)
@@ -160,37 +142,44 @@ class Units:
         self._on_stage("prepared")
 
         async def note(launched: launcher.Launched) -> None:
-            self._to_reap.add(launched.pid)
+            self._reaper.add(launched.pid)
             await self._note(unit, pid=launched.pid, started=launched.started)
 
         launched = await launcher.start(
-            self._driver, spec, groups=groups, content=content, note=note, on_stage=self._on_stage
+            self._driver, spec, groups=groups, content=configuration, note=note, on_stage=self._on_stage
         )
         try:
-            await self._greet(unit, launched)
+            await self._greet(unit, launched, warm=bool(self._driver.zygote(spec)))
         finally:
             launched.close()
 
-    async def _greet(self, unit: Unit, launched: launcher.Launched) -> None:
+    async def _greet(self, unit: Unit, launched: launcher.Launched, *, warm: bool) -> None:
         try:
-            await self._connect(unit)
+            greeting = await self._connect(unit)
         except Unlinked as error:
             raise Failed("sandbox_failed", launched.complaint()) from error
+        if warm and not greeting.warm:
+            raise Failed("zygote_failed", "the runtime ended while it imported what stock imports")
         self._on_stage("greeted")
         await self._running(unit, launched.init_pid())
         self._on_stage("running")
 
-    async def _connect(self, unit: Unit) -> None:
+    async def _connect(self, unit: Unit) -> Greeting:
         """Dial the unit's init and take over its events."""
         unit.control = dial(
             self._folder / unit.record.unit_id,
             on_exit=lambda ending: self._main_ended(unit, ending),
-            on_log=lambda stream, dropped, chunk: self._output(unit, stream, dropped, chunk),
+            on_log=lambda stream, dropped, chunk: self._forward(unit.output(stream, dropped, chunk)),
+            on_dial=unit.dialled,
             on_lost=lambda: self._lost(unit),
         )
-        greeting = await unit.control.greeting(_GREETING_TIMEOUT_S)
+        greeting = await unit.control.greeting(_GREETING_TIMEOUT_S + _WARMING_S * unit.record.stock)
+        if unit.record.stock:
+            known = unit.record.allocation_id or greeting.tenant
+            unit.record = msgspec.structs.replace(unit.record, allocation_id=known)
         if greeting.main is not None:
             self._main_ended(unit, greeting.main)
+        return greeting
 
     async def _running(self, unit: Unit, init_pid: int) -> None:
         ended = unit.record.exit_code is not None
@@ -207,13 +196,45 @@ class Units:
         unit.record = msgspec.structs.replace(unit.record, **changes)
         await self._journal.put_unit(unit.record)
 
-    async def _undo_start(self, unit: Unit) -> None:
+    async def _undo(self, unit: Unit) -> None:
         await self._remove(unit, unit.record.gpu_uuids)
-        _log.warning("unit_start_undone", unit_id=unit.record.unit_id)
+        _log.warning("unit_undone", unit_id=unit.record.unit_id)
+
+    async def handoff(self, request: UnitHandoff, values: Mapping[str, bytes] = _NO_SECRETS) -> UnitStarted:
+        """Give a stock unit to its one tenant, or find that it has been given to it."""
+        unit = self._units.get(request.unit_id)
+        if unit is None:
+            raise NoUnit(request.unit_id)
+        check_stock(unit.record)
+        check_tenant(unit.record, request.allocation_id)
+        given = unit.record.allocation_id == request.allocation_id
+        if not given or unit.record.state is UnitState.RUNNING:
+            who = tenant(request, values, isolated=self._driver.isolated)
+            given = await self._hand_over(unit, request, content(who))
+        return UnitStarted(unit_id=request.unit_id, pid=unit.record.init_pid, adopted=given)
+
+    async def _hand_over(self, unit: Unit, request: UnitHandoff, brought: bytes) -> bool:
+        """The record comes first; init then takes in one tenant and no other, however often it is asked."""
+        allocation_id = request.allocation_id
+        control = self._control(unit.record.unit_id)
+        if unit.record.allocation_id != allocation_id:
+            await self._note(unit, allocation_id=allocation_id, egress=request.egress)
+        self._on_stage("handoff_recorded")
+        try:
+            before = await control.handoff(allocation_id, brought, sent=lambda: self._on_stage("handoff_sent"))
+        except NodeError as error:
+            if error.code == "taken":
+                raise
+            await self._undo(unit)
+            raise Failed("handoff_failed", error.detail) from error
+        self._on_stage("handoff_done")
+        return before
 
     async def stop(self, request: UnitStop) -> CleanupProof:
         """Stop a unit and prove it gone; a unit that is not here is proved to have left nothing."""
         unit = self._units.get(request.unit_id) or Unit(self._absent(request.unit_id))
+        if request.allocation_id:
+            check_tenant(unit.record, request.allocation_id)
         if unit.record.unit_id in self._units:
             self._stop_watching(unit)
             await self._note(unit, state=UnitState.STOPPING)
@@ -233,22 +254,25 @@ class Units:
 
     async def _remove(self, unit: Unit, gpu_uuids: Sequence[str]) -> CleanupProof:
         self._stop_watching(unit)
-        if unit.control is not None:
-            unit.control.close()
-            unit.control = None
+        unit.hang_up()
         proof = await cleanup.prove(
             unit.record,
             folder=self._folder / unit.record.unit_id,
             inventory=self._inventory,
             gpu_uuids=gpu_uuids,
+            give_back=lambda: self._give_back(unit),
         )
-        self._to_reap.add(unit.record.init_pid)
+        self._reaper.add(unit.record.init_pid)
         self.reap()
         if proof.clean:
             await self._journal.drop_unit(unit.record.unit_id)
             self._units.pop(unit.record.unit_id, None)
             self._logs.forget(unit.record.unit_id)
         return proof
+
+    def _give_back(self, unit: Unit) -> set[str]:
+        unit.off_gpus = True
+        return {uuid for other in self._units.values() if not other.off_gpus for uuid in other.record.gpu_uuids}
 
     async def connect_port(self, unit_id: str, port: int) -> socket.socket:
         """A connected, non-blocking TCP socket to a port on the unit's loopback."""
@@ -294,17 +318,13 @@ class Units:
         record = unit.record
         reached = bool(cleanup.processes(record)) and await self._reach(unit)
         if reached:
-            init_pid = record.init_pid or self._find_init(record)
+            init_pid = record.init_pid or cleanup.find_init(record)
             await self._running(unit, init_pid)
             _log.info("unit_adopted", unit_id=record.unit_id, pid=init_pid)
         elif record.state is UnitState.STARTING:
-            await self._undo_start(unit)
+            await self._undo(unit)
         else:
             await self._ended(unit)
-
-    def _find_init(self, record: UnitRecord) -> int:
-        inside = procfs.children(record.pid) if record.isolated else []
-        return inside[0] if inside else record.pid
 
     async def _reach(self, unit: Unit) -> bool:
         try:
@@ -328,10 +348,8 @@ class Units:
 
     async def _ended(self, unit: Unit) -> None:
         """Init is gone, and with it everything in the unit. Its files stay until it is stopped."""
-        self._to_reap.add(unit.record.init_pid)
-        if unit.control is not None:
-            unit.control.close()
-            unit.control = None
+        self._reaper.add(unit.record.init_pid)
+        unit.hang_up()
         if unit.record.state is not UnitState.EXITED:
             ending = unit.classify(Ending(128 + signal.SIGKILL, signalled=True))
             await self._note(unit, state=UnitState.EXITED, exit_code=ending.code, exit_class=ending.exit_class)
@@ -354,28 +372,13 @@ class Units:
         if unit.record.state is UnitState.RUNNING:
             procfs.kill(unit.record.init_pid, unit.record.init_started)
 
-    def _output(self, unit: Unit, stream: str, dropped: int, chunk: bytes) -> None:
-        if stream not in ("stdout", "stderr"):
-            return
-        lines = unit.lines.setdefault(stream, Lines(unit.record.unit_id, stream))
-        if dropped:
-            self._forward(lines.feed(f"\n[{dropped} bytes dropped]\n".encode()))
-        self._forward(lines.feed(chunk))
-
     def _forward(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
             self._logs.put(line)
 
     def reap(self) -> None:
         """Collect what has ended and is our child: launchers, and inits whose launcher was killed."""
-        self._to_reap.discard(0)
-        for pid in list(self._to_reap):
-            try:
-                collected, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                collected = pid
-            if collected:
-                self._to_reap.discard(pid)
+        self._reaper.reap()
 
     async def stop_all(self, grace_s: float) -> None:
         """Stop every unit, for a node that is taken down for good."""
@@ -387,6 +390,5 @@ class Units:
         for unit in self._units.values():
             if unit.watcher is not None:
                 unit.watcher.cancel()
-            if unit.control is not None:
-                unit.control.close()
+            unit.hang_up()
         self.reap()

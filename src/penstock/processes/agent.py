@@ -20,17 +20,21 @@ import structlog
 from msgspec import Meta
 from prometheus_client import Counter, Gauge
 
-from penstock.kit import process, settings
+from penstock.kit import dialling, process, settings
 from penstock.kit.clock import utc_now
 from penstock.kit.errors import Conflict, Invalid, PenstockError, Unauthenticated
 from penstock.kit.telemetry import logger
-from penstock.node import cgroups, handlers, identity, runtimes, sandbox
+from penstock.node import cgroups, handlers, identity, layout, runtimes, sandbox
+from penstock.node.builder import Budget, Builder, find_installer, shown, source_of
+from penstock.node.environments import Environments
 from penstock.node.errors import NodeError
+from penstock.node.health import Health, Monitor, Thresholds, open_health
 from penstock.node.identity import Identity
 from penstock.node.inventory import Inventory, open_inventory
 from penstock.node.journal import Journal
 from penstock.node.link import Link, Outbox
 from penstock.node.logs import Forwarder
+from penstock.node.secrets import Secrets
 from penstock.node.serverclock import ServerClock
 from penstock.node.tasks import Executor, Verifier
 from penstock.node.tunnel import NodeTunnel
@@ -47,7 +51,8 @@ _expires = Gauge("penstock_node_certificate_expires_seconds", "When the node's c
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent needs to know. `runtimes` maps image names to environments; `tenant_dir` is `python:3`."""
+    """What the agent needs to know. `runtimes` maps image names to environments; `tenant_dir` is `python:3`. `preload`
+    maps image names to modules that stock of that image has imported."""
 
     data_dir: str
     api_url: str = ""
@@ -56,7 +61,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node_name: str = "local"
     tenant_dir: str = ""
     runtimes: dict[str, str] = {}
+    preload: dict[str, list[str]] = {}
     simulated_gpus: Annotated[int, Meta(ge=0, le=1024)] = 64
+    #: How GPUs are given out, by index or for all (`*`): `whole`, `mig:PROFILE[,PROFILE…]`, `mps:N`.
+    gpu_layout: dict[str, str] | str = {}
+    #: Where a GPU counts as degraded; 0 stands for its own limit.
+    gpu_temperature_max_c: Annotated[int, Meta(ge=0, le=200)] = 0
+    gpu_power_max_w: Annotated[float, Meta(ge=0, le=100_000)] = 0.0
+    #: In an hour.
+    gpu_corrected_errors_max: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1000
+    #: So many good readings in a row make a degraded GPU healthy again.
+    gpu_well_readings: Annotated[int, Meta(ge=1, le=1000)] = 3
+    gpu_readings_every_s: Annotated[float, Meta(ge=0.1, le=300)] = 5.0
+    #: Where packages of tenants' environments come from; by default as uv's own configuration has it. With `none` as
+    #: the index only `package_find_links`, separated by commas, are left.
+    package_index_url: str = ""
+    package_find_links: str = ""
+    #: One environment, and all of them.
+    runtime_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 32 << 30
+    runtimes_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 256 << 30
+    runtime_build_s: Annotated[float, Meta(gt=0, le=3600)] = 540
     production: bool = False
     keep_units_on_stop: bool = True
     stop_grace_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
@@ -70,27 +94,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 async def body(stack: AsyncExitStack, settings: Settings) -> None:
     """Run until cancelled."""
+    layouts = layout.parse(settings.gpu_layout)
     folder = _own_folder(stack, Path(settings.data_dir).absolute())
     _become_subreaper()
     who = await _identify(settings, folder)
     structlog.contextvars.bind_contextvars(node_id=who.node_id)
     _expires.set(who.expires_at.timestamp())
-    inventory = await asyncio.to_thread(
-        open_inventory, who.node_id, settings.simulated_gpus, production=settings.production
-    )
     journal = Journal(folder / "journal.db")
     stack.callback(journal.close)
+    inventory = await asyncio.to_thread(
+        open_inventory,
+        who.node_id,
+        settings.simulated_gpus,
+        production=settings.production,
+        layouts=layouts,
+        held={uuid for record in await journal.units() for uuid in record.gpu_uuids},
+        folder=folder / "work" / "mps",
+    )
     logs = Forwarder()
-    units = await _open_units(stack, settings, folder, journal, inventory, logs)
+    units, builder = await _open_units(stack, settings, folder, journal, inventory, logs)
+    health = await _open_health(stack, settings, inventory, units)
     await units.recover()
     await process.serve_ops(stack, settings.ops_port)
-    clock, outbox = ServerClock(), Outbox()
+    clock, outbox, secrets = ServerClock(), Outbox(), Secrets()
     executor = Executor(
         verifier=Verifier(who.node_id, lambda: who.task_keys),
         journal=journal,
         clock=clock,
-        handlers=handlers.catalogue(units, inventory, folder),
+        handlers=handlers.catalogue(units, inventory, health, builder, folder),
         on_result=outbox.put,
+        secrets=secrets.values,
     )
     stack.push_async_callback(executor.close)
     await executor.resume()
@@ -105,10 +138,12 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         submit=executor.submit,
         version=version("penstock"),
         production=settings.production,
+        health=health,
+        secrets=secrets,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
-        tasks.create_task(NodeTunnel(who, units).run())
+        tasks.create_task(NodeTunnel(who, units, link.crowd).run())
         tasks.create_task(_keep_certificate(who, clock, link))
         tasks.create_task(process.every(_REAP_S, lambda: _look_after(units), name="reap"))
 
@@ -163,11 +198,17 @@ async def _open_units(
     journal: Journal,
     inventory: Inventory,
     logs: Forwarder,
-) -> Units:
+) -> tuple[Units, Builder]:
     units_folder = folder / "units"
     units_folder.mkdir(exist_ok=True)
     units_folder.chmod(0o711)
-    images = await asyncio.to_thread(runtimes.prepare, _images(settings), folder / "work")
+    built = Environments(folder / "runtimes", bytes_max=settings.runtimes_bytes_max)
+    await asyncio.to_thread(built.clear)
+    images = await asyncio.to_thread(
+        runtimes.prepare, _images(settings), folder / "work", settings.preload, built=built
+    )
+    installer = find_installer()
+    source = source_of(os.environ, index_url=settings.package_index_url, find_links=settings.package_find_links)
     uids = range(settings.uid_first, settings.uid_first + settings.uid_count) if os.geteuid() == 0 else None
     driver = await asyncio.to_thread(
         sandbox.open_driver,
@@ -176,6 +217,7 @@ async def _open_units(
         images,
         uid=uids[0] if uids else None,
         production=settings.production,
+        shown=shown(built, installer, source),
     )
     stack.callback(driver.close)
     units = Units(
@@ -193,7 +235,39 @@ async def _open_units(
     if not settings.keep_units_on_stop:
         stack.push_async_callback(units.stop_all, settings.stop_grace_s)
     _units.set_function(lambda: len(units.reports()))
-    return units
+    built.in_use = units.runtimes_in_use
+    builder = Builder(
+        images=images,
+        environments=built,
+        driver=driver,
+        installer=installer,
+        source=source,
+        budget=Budget(seconds=settings.runtime_build_s, bytes_max=settings.runtime_bytes_max),
+        # Nobody else's: units have those before it.
+        uid=uids.stop if uids else None,
+    )
+    stack.push_async_callback(builder.close)
+    return units, builder
+
+
+async def _open_health(stack: AsyncExitStack, settings: Settings, inventory: Inventory, units: Units) -> Health:
+    """The watch over the GPUs. What changes is told with a heartbeat at once."""
+    loop = asyncio.get_running_loop()
+    limits = Thresholds(
+        temperature_max_c=settings.gpu_temperature_max_c,
+        power_max_w=settings.gpu_power_max_w,
+        corrected_errors_max=settings.gpu_corrected_errors_max,
+        well_readings=settings.gpu_well_readings,
+    )
+
+    def told() -> None:
+        loop.call_soon_threadsafe(units.changed.set)
+
+    opened = open_health(inventory, limits, every_s=settings.gpu_readings_every_s, on_change=told)
+    if isinstance(opened, Monitor):
+        await asyncio.to_thread(opened.start)
+        stack.callback(opened.close)
+    return opened
 
 
 def _images(settings: Settings) -> dict[str, str]:
@@ -210,7 +284,7 @@ async def _keep_certificate(who: Identity, clock: ServerClock, link: Link) -> No
     """Renew at two thirds of the certificate's life; look now and then, and whenever the link came back."""
     loop = asyncio.get_running_loop()
     not_before = 0.0
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(connector=dialling.connector()) as session:
         while True:
             now = clock.now() or utc_now()
             if now >= who.renew_at and loop.time() >= not_before:

@@ -18,27 +18,39 @@ from penstock.compute import routes as compute_routes
 from penstock.compute.claims import Claims
 from penstock.compute.model import Limits
 from penstock.compute.occupancy import Occupancy
-from penstock.compute.ports import NoSecrets, OpenFunds
+from penstock.compute.ports import OpenFunds
 from penstock.fleet import routes as fleet_routes
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
+from penstock.fleet.pki import TaskSigner
+from penstock.fleet.tasks import Tasks
 from penstock.flows import evidence, operations
 from penstock.flows.evidence import Collector
+from penstock.flows.handoffs import Handoffs
+from penstock.identity import loginroutes
 from penstock.identity import routes as identity_routes
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
 from penstock.identity.directory import Directory
 from penstock.kit import bus, db, feedroutes, http, openapi, process, serving, settings
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.edge import Edge
+from penstock.kit.edge import Edge, Uploads
 from penstock.kit.feed import Feed
 from penstock.kit.serving import Listen, Workers
+from penstock.secrets import routes as secrets_routes
+from penstock.secrets.keyring import Keyring
+from penstock.secrets.service import Secrets
+from penstock.storage import blobs
+from penstock.storage import routes as storage_routes
+from penstock.storage.model import Limits as StorageLimits
+from penstock.storage.service import Objects
 
 #: The version of the contract, not of the program.
 VERSION: Final = "1.0.0"
 _DESCRIPTION: Final = (
-    "Rent GPUs, watch them, release them. Send an API key as `Authorization: Bearer psk_…`; operators and owners choose"
-    " a project with the header `Penstock-Project`. Every create takes an `Idempotency-Key`. Lists are paged by cursor."
+    "Rent GPUs, watch them, release them. Send an API key as `Authorization: Bearer psk_…`, a session's token (`pss_…`)"
+    " or an identity provider's JWT; operators, owners and people with several projects choose one with the header"
+    " `Penstock-Project`. Every create takes an `Idempotency-Key`. Lists are paged by cursor."
     " Every failure has the same envelope (`ErrorBody`)."
 )
 
@@ -55,9 +67,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
     database_connections_max: Annotated[int, Meta(ge=2, le=200)] = 20
     pki_dir: str
+    secrets_dir: str
+    objects_url: str
+    objects_endpoint: str = ""
+    objects_region: str = ""
+    objects_access_key_id: str = ""
+    objects_secret_access_key: str = ""
+    object_bytes_max: Annotated[int, Meta(ge=1, le=5 << 40)] = 5 << 30
+    project_object_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 100 << 30
     api_url: str = "http://127.0.0.1:8080"
     gateway_url: str = "http://127.0.0.1:8081"
     link_url: str = "wss://127.0.0.1:8443"
+    #: A node has so long to hand a stock unit over.
+    handoff_s: Annotated[float, Meta(gt=0, le=3600)] = 30
     gpus_max_default: Annotated[int, Meta(ge=0, le=1_000_000)] = 64
     trusted_proxies: str | list[str] = ""
     allowed_origins: str | list[str] = ""
@@ -65,6 +87,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_format: str = "json"
     ops_port: int = 9100
+
+    @property
+    def objects(self) -> blobs.Access:
+        """Where objects are kept."""
+        return blobs.Access(
+            url=self.objects_url,
+            endpoint=self.objects_endpoint,
+            region=self.objects_region,
+            access_key_id=self.objects_access_key_id,
+            secret_access_key=self.objects_secret_access_key,
+        )
 
     @property
     def listen(self) -> Listen:
@@ -80,6 +113,9 @@ class Parts:
     authenticator: Authenticator
     live: Feed
     enrolment: Enrolment
+    secrets: Secrets
+    objects: Objects
+    handoffs: Handoffs
     bus: Bus
 
 
@@ -89,10 +125,19 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
     limits = Limits(gpus_max_default=settings.gpus_max_default)
     domains = [
         identity_routes.router(database, Occupancy(), gateway_url=settings.gateway_url),
+        loginroutes.router(database, parts.authenticator),
         fleet_routes.router(parts.enrolment, Claims(), database),
         compute_routes.router(
-            OpenFunds(), NoSecrets(), Directory(), database, limits=limits, gateway_url=settings.gateway_url
+            OpenFunds(),
+            parts.secrets,
+            parts.handoffs,
+            Directory(),
+            database,
+            limits=limits,
+            gateway_url=settings.gateway_url,
         ),
+        secrets_routes.router(parts.secrets, database),
+        storage_routes.router(parts.objects),
         feedroutes.router(database, parts.live),
         evidence.router(Collector(database, parts.bus)),
         operations.router(database),
@@ -140,8 +185,18 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     enrolment = Enrolment(
         Path(settings.pki_dir), Addresses(api_url=settings.api_url, link_url=settings.link_url), Config()
     )
-    parts = Parts(database=database, authenticator=authenticator, live=live, enrolment=enrolment, bus=nats_bus)
-    app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies))
+    parts = Parts(
+        database=database,
+        authenticator=authenticator,
+        live=live,
+        enrolment=enrolment,
+        secrets=Secrets(Keyring(Path(settings.secrets_dir))),
+        objects=_objects(database, settings),
+        handoffs=Handoffs(Tasks(TaskSigner.load(Path(settings.pki_dir))), settings.handoff_s),
+        bus=nats_bus,
+    )
+    uploads = Uploads(prefix=storage_routes.PREFIX, bytes_max=settings.object_bytes_max)
+    app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies), uploads=uploads)
     process.settle_memory()
     if workers.first:
         await process.serve_ops(stack, settings.ops_port)
@@ -149,6 +204,13 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
         tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
         tasks.create_task(serving.watch(workers))
         tasks.create_task(serving.serve(app, settings.listen, stopping=live.close))
+
+
+def _objects(database: Database, settings: Settings) -> Objects:
+    limits = StorageLimits(
+        object_bytes_max=settings.object_bytes_max, project_bytes_max=settings.project_object_bytes_max
+    )
+    return Objects(database, blobs.connect(settings.objects), limits)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ told to come back or go elsewhere.
 
 import asyncio
 import ipaddress
+import math
 import os
 import socket
 import ssl
@@ -27,21 +28,31 @@ from penstock.access.service import Access
 from penstock.access.sessions import RECHECK_S, Sessions
 from penstock.access.tunnels import CHECK_S, Tunnels
 from penstock.access.upstream import Connections
+from penstock.compute.model import Limits
+from penstock.compute.service.advance import Advance
 from penstock.compute.units import Units
-from penstock.fleet import peer, pki
+from penstock.fleet import peer, pki, slots
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.linkserver import LinkServer
 from penstock.fleet.model import Config
+from penstock.flows.handoffs import Answers
+from penstock.flows.unitsecrets import UnitSecrets
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
 from penstock.kit import bus, db, process, settings
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
+from penstock.kit.door import Door, Rate
 from penstock.kit.errors import Invalid, Unavailable
 from penstock.kit.ids import new_id
+from penstock.secrets.keyring import Keyring
+from penstock.secrets.service import Secrets
 from penstock.wire import subjects
 
 _DRAIN_S: Final = 5.0
 _BACKLOG: Final = 1024
+#: Connections of nodes that may begin together, and those that may wait, as seconds of the rate that is held.
+_BURST_S: Final = 0.1
+_WAIT_S: Final = 2.0
 _SWEEP_S: Final = 1.0
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
 
@@ -52,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_url: str
     nats_url: str
     pki_dir: str
+    secrets_dir: str
     only: Literal["", "edge", "link"] = ""
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8081
@@ -69,6 +81,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upload_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 64 << 30
     #: Told to nodes; the worker counts missed ones by the same setting.
     heartbeat_s: Annotated[float, Meta(gt=0, le=300)] = 5
+    #: How many connections of nodes may begin a second; the others wait or come back.
+    accepts_per_s: Annotated[float, Meta(gt=0, le=10_000)] = 200
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "json"
@@ -111,13 +125,23 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     await process.serve_ops(stack, settings.ops_port)
     folder = Path(settings.pki_dir)
     gateway_id = new_id("gtw")
-    config = Config(heartbeat_s=settings.heartbeat_s)
+    config = Config(heartbeat_s=settings.heartbeat_s, accepts_per_s=settings.accepts_per_s)
     enrolment = Enrolment(folder, Addresses(api_url=settings.api_url, link_url=settings.link_url), config)
-    links = LinkServer(database, nats_bus, enrolment, gateway_id=gateway_id, address=settings.address, config=config)
+    links = LinkServer(
+        database,
+        nats_bus,
+        enrolment,
+        UnitSecrets(Units(), Secrets(Keyring(Path(settings.secrets_dir)))),
+        gateway_id=gateway_id,
+        address=settings.address,
+        config=config,
+        handoffs=Answers(Advance(slots, Limits())),
+    )
     peers = Peers(_peer_tls(folder))
     stack.push_async_callback(peers.close)
     tunnels = Tunnels(database, NodeCertificates(links.peers), peers, gateway_id=gateway_id, address=settings.address)
     process.settle_memory()
+    process.allow_many_files()
     async with asyncio.TaskGroup() as tasks:
         if settings.only != "edge":
             await _listen_to_nodes(stack, settings, links, tunnels)
@@ -139,8 +163,20 @@ async def _listen_to_nodes(stack: AsyncExitStack, settings: Settings, links: Lin
     links.add_routes(app)
     tunnels.add_routes(app)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_DRAIN_S)
-    tls = pki.server_context(Path(settings.pki_dir))
-    await _start(stack, runner, settings.link_host, settings.link_port, tls)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    assert runner.server is not None
+    door = Door(
+        runner.server,
+        tls=pki.server_context(Path(settings.pki_dir)),
+        rate=Rate(per_s=settings.accepts_per_s, burst=math.ceil(settings.accepts_per_s * _BURST_S)),
+        waiting_max=math.ceil(settings.accepts_per_s * _WAIT_S),
+    )
+    try:
+        await door.open(settings.link_host, settings.link_port)
+    except OSError as error:
+        raise _cannot_listen(settings.link_host, settings.link_port, error) from error
+    stack.push_async_callback(door.close)
     stack.push_async_callback(links.close)
     stack.push_async_callback(tunnels.close)
 
@@ -208,7 +244,11 @@ async def _start(
     try:
         await web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG).start()
     except OSError as error:
-        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise _cannot_listen(host, port, error) from error
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+    return Unavailable(f"cannot listen on {host}:{port}: {error.strerror}")
 
 
 def _edge_tls(settings: Settings) -> ssl.SSLContext | None:

@@ -5,19 +5,23 @@ Any number of replicas may run. Postgres is the only thing that it cannot do wit
 
 import asyncio
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
-from penstock.compute.model import Deadlines, Limits
+from penstock.compute.model import Deadlines, Limits, Owner
+from penstock.compute.references import References
+from penstock.compute.service import runtimes
 from penstock.compute.service.advance import Advance
 from penstock.compute.service.release import Release
+from penstock.compute.service.stock import StockKeeper
 from penstock.compute.service.waiting import Waiting
 from penstock.compute.service.watch import Patience, Watch
 from penstock.fleet import slots
+from penstock.fleet.gpus import Prover
 from penstock.fleet.model import Config
 from penstock.fleet.pki import TaskSigner
 from penstock.fleet.sweeper import Sweeper
@@ -27,10 +31,17 @@ from penstock.flows.activities import Activities, Timing
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
 from penstock.flows.sagas import Sagas
+from penstock.identity.model import PLATFORM_ORGANISATION, PLATFORM_PROJECT
 from penstock.kit import bus, db, process, settings
 from penstock.kit.bus import Bus
 from penstock.kit.process import every
+from penstock.secrets.upkeep import Pruning
+from penstock.storage import blobs
+from penstock.storage.sweeper import Sweeper as ObjectSweeper
 from penstock.wire import subjects
+
+_PLATFORM: Final = Owner(project_id=PLATFORM_PROJECT, organisation_id=PLATFORM_ORGANISATION)
+_REFILL_PAUSE_S: Final = 0.25
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +51,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nats_url: str
     temporal_address: str
     pki_dir: str
+    objects_url: str
+    objects_endpoint: str = ""
+    objects_region: str = ""
+    objects_access_key_id: str = ""
+    objects_secret_access_key: str = ""
     temporal_namespace: str = "default"
     database_connections_max: Annotated[int, Meta(ge=4, le=200)] = 20
     provisioning_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 120
     releasing_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 900
+    #: At most what the saga gives any activity, with room to spare.
+    runtime_build_s: Annotated[float, Meta(gt=0, le=1000)] = 600
     unit_start_s: Annotated[float, Meta(gt=0, le=3600)] = 60
     unit_stop_s: Annotated[float, Meta(gt=0, le=1000)] = 600
     heartbeat_s: Annotated[float, Meta(gt=0, le=300)] = 5
     node_lost_after_s: Annotated[float, Meta(gt=0, le=86_400)] = 600
+    #: A GPU that failed is probed when it has been reported healthy for so long.
+    gpu_settle_s: Annotated[float, Meta(ge=0, le=86_400)] = 600
     saga_idle_s: Annotated[float, Meta(gt=0, le=3600)] = 15
     otlp_endpoint: str = ""
     log_level: str = "info"
@@ -57,7 +77,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def limits(self) -> Limits:
         """Compute's bounds."""
-        deadlines = Deadlines(provisioning_s=self.provisioning_deadline_s, releasing_s=self.releasing_deadline_s)
+        deadlines = Deadlines(
+            provisioning_s=self.provisioning_deadline_s,
+            releasing_s=self.releasing_deadline_s,
+            runtime_s=self.runtime_build_s,
+        )
         return Limits(deadlines=deadlines)
 
 
@@ -83,19 +107,44 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         Advance(slots, settings.limits),
         tasks,
         outcomes,
-        Timing(start_s=settings.unit_start_s, stop_s=settings.unit_stop_s),
+        Timing(start_s=settings.unit_start_s, stop_s=settings.unit_stop_s, runtime_s=settings.runtime_build_s),
     )
     watch = Watch(database, Patience(idle_s=settings.saga_idle_s))
     async with asyncio.TaskGroup() as group:
         group.create_task(hosting.host(settings.temporal_address, settings.temporal_namespace, sagas, activities.all()))
+        _start_object_loops(group, ObjectSweeper(database, blobs.connect(_objects(settings))))
+        group.create_task(every(60.0, Pruning(database, References()).sweep, name="prune_secrets"))
         group.create_task(Sweeper(database, _fleet_config(settings)).run())
+        group.create_task(every(1.0, Prover(database, tasks, _fleet_config(settings)).sweep, name="gpu_proofs"))
         await _start_waiting(group, nats_bus, Waiting(database, settings.limits))
+        group.create_task(every(600.0, lambda: runtimes.sweep(database), name="sweep_locks"))
+        stock = StockKeeper(database, _PLATFORM, Release(settings.limits), settings.limits)
+        await _start_stock(group, nats_bus, stock)
         _start_saga_loops(group, SagaKeeper(watch, sagas), watch)
         _start_node_loops(group, NodeKeeper(database, watch, Release(settings.limits), tasks))
 
 
 def _fleet_config(settings: Settings) -> Config:
-    return Config(heartbeat_s=settings.heartbeat_s, lost_after_s=settings.node_lost_after_s)
+    return Config(
+        heartbeat_s=settings.heartbeat_s,
+        lost_after_s=settings.node_lost_after_s,
+        gpu_settle_s=settings.gpu_settle_s,
+    )
+
+
+def _objects(settings: Settings) -> blobs.Access:
+    return blobs.Access(
+        url=settings.objects_url,
+        endpoint=settings.objects_endpoint,
+        region=settings.objects_region,
+        access_key_id=settings.objects_access_key_id,
+        secret_access_key=settings.objects_secret_access_key,
+    )
+
+
+def _start_object_loops(group: asyncio.TaskGroup, sweeper: ObjectSweeper) -> None:
+    group.create_task(every(30.0, sweeper.sweep, name="sweep_objects"))
+    group.create_task(every(6 * 3600.0, sweeper.sweep_strays, name="sweep_stray_objects"))
 
 
 async def _start_waiting(group: asyncio.TaskGroup, nats_bus: Bus, waiting: Waiting) -> None:
@@ -118,6 +167,25 @@ async def _start_waiting(group: asyncio.TaskGroup, nats_bus: Bus, waiting: Waiti
     group.create_task(every(1.0, waiting.expire, name="expire_requests"))
 
 
+async def _start_stock(group: asyncio.TaskGroup, nats_bus: Bus, keeper: StockKeeper) -> None:
+    """Refill when some was handed over or capacity came back, and every two seconds in case the hint was lost. The
+    pause lets the handoff itself go first, and gathers what a crowd took."""
+    woken = asyncio.Event()
+
+    async def wake(_: str, __: bytes) -> None:
+        woken.set()
+
+    async def keep() -> None:
+        woken.clear()
+        await keeper.keep()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(woken.wait(), 2.0)
+
+    await nats_bus.on_hint(subjects.STOCK, wake, queue="stock")
+    await nats_bus.on_hint(subjects.CAPACITY, wake, queue="stock")
+    group.create_task(every(_REFILL_PAUSE_S, keep, name="keep_stock"))
+
+
 def _start_saga_loops(group: asyncio.TaskGroup, keeper: SagaKeeper, watch: Watch) -> None:
     group.create_task(every(1.0, keeper.undriven, name="undriven_sagas"))
     group.create_task(every(1.0, keeper.overdue, name="overdue_sagas"))
@@ -128,6 +196,7 @@ def _start_node_loops(group: asyncio.TaskGroup, keeper: NodeKeeper) -> None:
     group.create_task(every(2.0, keeper.lost_nodes, name="lost_nodes"))
     group.create_task(every(2.0, keeper.draining_nodes, name="draining_nodes"))
     group.create_task(every(1.0, keeper.exited_units, name="exited_units"))
+    group.create_task(every(1.0, keeper.failed_gpus, name="failed_gpus"))
     group.create_task(every(5.0, keeper.missing_units, name="missing_units"))
     group.create_task(every(5.0, keeper.failed_releases, name="failed_releases"))
     group.create_task(every(5.0, keeper.orphan_units, name="orphan_units"))

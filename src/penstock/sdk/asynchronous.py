@@ -1,7 +1,7 @@
 """Moves bytes for the asynchronous client, with aiohttp; the same bounds as the blocking one."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 
@@ -14,6 +14,7 @@ from penstock.sdk.failures import unreachable
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode, excerpt
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
+from penstock.sdk.transfers import Download, Source
 from penstock.wire.rest import EventOut
 from penstock.wire.tunnel import STDERR, STDOUT
 
@@ -80,6 +81,19 @@ class AsyncExecutor:
                 lost = error
             await asyncio.sleep(follower.lost(lost))
 
+    async def download(self, download: Download) -> AsyncIterator[bytes]:
+        """An object's bytes, over as many connections as it takes."""
+        while not download.complete:
+            lost: SdkError | None = None
+            try:
+                async for chunk in self._stream(download.request(), opened=download.began):
+                    yield download.feed(chunk)
+            except SdkError as error:
+                lost = error
+            if not download.complete:
+                await asyncio.sleep(download.lost(lost))
+        download.finish()
+
     def session(self) -> aiohttp.ClientSession:
         """The connections of this client."""
         if self._session is None:
@@ -103,18 +117,24 @@ class AsyncExecutor:
 
     async def _exchange(self, request: Request) -> Answer:
         limits = aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=_CONNECT_S)
+        if isinstance(request.body, Source):
+            limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
         try:
             async with self._open(request, limits) as response:
                 return await _answer(response)
         except (aiohttp.ClientError, OSError) as error:
             raise unreachable(self._host, error, self.timeout_s) from error
 
-    async def _stream(self, request: Request) -> AsyncIterator[bytes]:
+    async def _stream(
+        self, request: Request, *, opened: Callable[[Answer], None] | None = None
+    ) -> AsyncIterator[bytes]:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
         try:
             async with self._open(request, limits) as response:
-                if response.status != 200:
+                if response.status not in (200, 206):
                     decode(await _answer(response), type(None))
+                if opened is not None:
+                    opened(Answer(status=response.status, headers=_headers(response), body=b""))
                 async for chunk in response.content.iter_any():
                     yield chunk
         except (aiohttp.ClientError, OSError) as error:
@@ -126,7 +146,7 @@ class AsyncExecutor:
         return self.session().request(
             request.method,
             self.target.api_url + request.path,
-            data=request.body,
+            data=_pieces(request.body) if isinstance(request.body, Source) else request.body,
             headers=request.headers,
             timeout=limits,
             allow_redirects=False,
@@ -150,5 +170,15 @@ async def _answer(response: aiohttp.ClientResponse) -> Answer:
             response.close()
             raise BadAnswer(f"the answer is larger than {ANSWER_BYTES_MAX >> 20} MB", status=response.status)
         chunks.append(chunk)
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    return Answer(status=response.status, headers=headers, body=b"".join(chunks))
+    return Answer(status=response.status, headers=_headers(response), body=b"".join(chunks))
+
+
+def _headers(response: aiohttp.ClientResponse) -> dict[str, str]:
+    return {name.lower(): value for name, value in response.headers.items()}
+
+
+async def _pieces(source: Source) -> AsyncIterator[bytes]:
+    """Read in a thread, so that a slow disk stops nothing else."""
+    chunks = source.chunks()
+    while chunk := await asyncio.to_thread(next, chunks, b""):
+        yield chunk

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -21,6 +21,7 @@ from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
+from penstock.sdk.transfers import Download, Source
 from penstock.wire.rest import EventOut
 
 T = TypeVar("T")
@@ -102,6 +103,19 @@ class BlockingExecutor:
                 lost = error
             time.sleep(follower.lost(lost))
 
+    def download(self, download: Download) -> Iterator[bytes]:
+        """An object's bytes, over as many connections as it takes."""
+        while not download.complete:
+            lost: SdkError | None = None
+            try:
+                for chunk in self._stream(download.request(), opened=download.began):
+                    yield download.feed(chunk)
+            except SdkError as error:
+                lost = error
+            if not download.complete:
+                time.sleep(download.lost(lost))
+        download.finish()
+
     def close(self) -> None:
         """Drop the kept connections."""
         with self._lock:
@@ -112,6 +126,8 @@ class BlockingExecutor:
     def _exchange(self, request: Request) -> Answer:
         connection = self._connection()
         try:
+            if isinstance(request.body, Source):
+                self._send_source(connection, request, request.body)
             with self._deadline(connection):
                 response = self._send(connection, request)
                 body = _read(response)
@@ -124,14 +140,16 @@ class BlockingExecutor:
             self._keep(connection)
         return Answer(status=response.status, headers=_headers(response), body=body)
 
-    def _stream(self, request: Request) -> Iterator[bytes]:
+    def _stream(self, request: Request, *, opened: Callable[[Answer], None] | None = None) -> Iterator[bytes]:
         connection = self._connection()
         try:
             with self._deadline(connection):
                 response = self._send(connection, request)
-                if response.status != 200:
+                if response.status not in (200, 206):
                     body = _read(response)
                     decode(Answer(status=response.status, headers=_headers(response), body=body), type(None))
+                if opened is not None:
+                    opened(Answer(status=response.status, headers=_headers(response), body=b""))
             while chunk := self._chunk(response):
                 yield chunk
         finally:
@@ -143,7 +161,20 @@ class BlockingExecutor:
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"the stream from {self._host} broke off: {error}", sent=True) from error
 
+    def _send_source(self, connection: http.client.HTTPConnection, request: Request, source: Source) -> None:
+        """A body of any length: each piece has its time, and the answer its own. A server that refuses may do so before
+        the end, and its answer is worth more than the failure to go on."""
+        headers = self._headers | dict(request.headers)
+        try:
+            connection.request(request.method, self._path + request.path, body=source.chunks(), headers=headers)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"{self._host} broke off: {_reason(error)}", sent=True) from error
+
     def _send(self, connection: http.client.HTTPConnection, request: Request) -> http.client.HTTPResponse:
+        if isinstance(request.body, Source):
+            return connection.getresponse()
         connection.request(
             request.method, self._path + request.path, body=request.body, headers=self._headers | dict(request.headers)
         )

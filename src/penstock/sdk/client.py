@@ -3,12 +3,16 @@
 from typing import TYPE_CHECKING, Final, Generic
 
 from penstock.sdk.blocking import BlockingExecutor
-from penstock.sdk.compute import Allocations, Skus
+from penstock.sdk.compute import Allocations, Egress, Skus, Stock
 from penstock.sdk.feed import Audit, DeadLetters, Events
 from penstock.sdk.fleet import Fleet, Nodes
 from penstock.sdk.identity import Keys, Organisations, Projects, ServiceAccounts, Users
+from penstock.sdk.login import IdentityProviders, Sessions
 from penstock.sdk.protocol import Steps, call
 from penstock.sdk.resources import Resource, X, operation
+from penstock.sdk.runtimes import Runtimes
+from penstock.sdk.secrets import Secrets
+from penstock.sdk.storage import Objects
 from penstock.sdk.target import Target
 from penstock.wire.rest import Whoami
 
@@ -28,10 +32,17 @@ class _Resources(Resource[X], Generic[X]):
         self.users = Users(executor)
         self.service_accounts = ServiceAccounts(executor)
         self.keys = Keys(executor)
+        self.identity_providers = IdentityProviders(executor)
+        self.sessions = Sessions(executor)
         self.nodes = Nodes(executor)
         self.fleet = Fleet(executor)
         self.skus = Skus(executor)
+        self.stock = Stock(executor)
         self.allocations = Allocations(executor)
+        self.runtimes = Runtimes(executor)
+        self.egress = Egress(executor)
+        self.secrets = Secrets(executor)
+        self.objects = Objects(executor)
         self.events = Events(executor)
         self.audit = Audit(executor)
         self.dead_letters = DeadLetters(executor)
@@ -53,7 +64,7 @@ class Client(_Resources[BlockingExecutor]):
     def __init__(
         self,
         api_url: str,
-        key: str,
+        key: str | None,
         *,
         project: str | None = None,
         gateway_url: str | None = None,
@@ -84,7 +95,7 @@ class AsyncClient(_Resources["AsyncExecutor"]):
     def __init__(
         self,
         api_url: str,
-        key: str,
+        key: str | None,
         *,
         project: str | None = None,
         gateway_url: str | None = None,

@@ -37,6 +37,40 @@ class Skus(Resource[X]):
         return call("PUT", f"/skus/{slug(name, name='sku')}", rest.Sku, body=sku)
 
 
+class Egress(Resource[X]):
+    """Where the project's units may connect to."""
+
+    @operation
+    def get(self) -> Steps[rest.EgressRules]:
+        """The rules."""
+        return call("GET", "/egress", rest.EgressRules)
+
+    @operation
+    def put(self, rules: Sequence[str]) -> Steps[rest.EgressRules]:
+        """Replace them; for allocations that are made from now on."""
+        return call("PUT", "/egress", rest.EgressRules, body=rest.EgressRules(rules=[*rules]))
+
+
+class Stock(Resource[X]):
+    """Units that are kept ready, so that an allocation starts at once; operators only."""
+
+    @listing
+    def list(self, *, limit: int | None = None) -> Listing[rest.StockFloor]:
+        """All floors and what there is."""
+        return Listing(path="/stock", answer=Page[rest.StockFloor], limit=limit)
+
+    @operation
+    def put(self, sku: str, *, floor: int, gpus: int = 1, image: str = "python:3") -> Steps[rest.StockFloor]:
+        """Keep `floor` units of this shape ready."""
+        body = rest.StockFloorPut(floor=floor, gpus=gpus, image=image)
+        return call("PUT", f"/stock/{slug(sku, name='sku')}", rest.StockFloor, body=body)
+
+    @operation
+    def delete(self, sku: str, *, gpus: int = 1, image: str = "python:3") -> Steps[None]:
+        """Keep no stock of this shape any more."""
+        return call("DELETE", f"/stock/{slug(sku, name='sku')}", type(None), query={"gpus": gpus, "image": image})
+
+
 class Allocations(Resource[X]):
     """Claims on GPUs."""
 
@@ -67,9 +101,13 @@ class Allocations(Resource[X]):
         env: Mapping[str, str] | None = None,
         command: Sequence[str] = (),
         ports: Sequence[int] = (),
+        secrets: Mapping[str, str] | None = None,
+        runtime: str | None = None,
         wait_s: int = 0,
     ) -> Steps[rest.Allocation]:
-        """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once."""
+        """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once.
+        `secrets` are the files that the unit gets, each with the variable that also holds it, or an empty one.
+        `runtime` names an environment of the project's in place of the image's own."""
         body = rest.AllocationCreate(
             sku=sku,
             gpus=gpus,
@@ -79,6 +117,8 @@ class Allocations(Resource[X]):
             env=dict(env or {}),
             command=[*command],
             ports=[*ports],
+            secrets=[rest.SecretUse(name=secret, env=variable) for secret, variable in (secrets or {}).items()],
+            runtime=runtime,
             wait_s=wait_s,
         )
         return call("POST", "/allocations", rest.Allocation, body=body, create=True)

@@ -1,6 +1,5 @@
 """What happened: events, the audit log, and events that the broker refused."""
 
-import builtins
 from urllib.parse import quote
 
 from penstock.sdk.protocol import Listing, Steps, call, identifier
@@ -55,10 +54,10 @@ class Audit(Resource[X]):
         query = {"action": action, "actor_id": actor_id, "target_id": target_id, "correlation_id": correlation_id}
         return Listing(path="/audit", answer=Page[rest.AuditEntry], query=query, limit=limit)
 
-    @operation
-    def chains(self) -> Steps[builtins.list[rest.AuditChain]]:
+    @listing
+    def chains(self) -> Listing[rest.AuditChain]:
         """Every hash chain and where it ends; operators only."""
-        return call("GET", "/audit/chains", builtins.list[rest.AuditChain])
+        return Listing(path="/audit/chains", answer=Page[rest.AuditChain])
 
     @listing
     def links(self, chain: str) -> Listing[rest.ChainedAudit]:

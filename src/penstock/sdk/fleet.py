@@ -1,7 +1,5 @@
 """GPU hosts, for operators."""
 
-import builtins
-
 from penstock.sdk.protocol import Listing, Steps, call, identifier
 from penstock.sdk.resources import Resource, X, listing, operation
 from penstock.wire import rest
@@ -61,9 +59,22 @@ class Nodes(Resource[X]):
     @operation
     def force_cleanup(self, node_id: str, slot_id: str, *, reason: str = "") -> Steps[rest.NodeGpu]:
         """Give back a slot whose cleanup could not be proved: you vouch that nothing of its last tenant is left."""
-        path = f"{_node(node_id)}/slots/{identifier('slt', slot_id, name='slot_id')}/force-cleanup"
+        path = f"{_slot(node_id, slot_id)}/force-cleanup"
         body = rest.SlotCleanup(runtime_verified_absent=True, reason=reason)
         return call("POST", path, rest.NodeGpu, body=body)
+
+    @operation
+    def quarantine_gpu(
+        self, node_id: str, slot_id: str, *, reason: str = "", drain: bool = False
+    ) -> Steps[rest.NodeGpu]:
+        """Take a slot's GPU out of service; with `drain`, what runs on it has to leave."""
+        body = rest.GpuQuarantineOrder(reason=reason, drain=drain)
+        return call("POST", f"{_slot(node_id, slot_id)}/quarantine", rest.NodeGpu, body=body)
+
+    @operation
+    def return_gpu(self, node_id: str, slot_id: str) -> Steps[rest.NodeGpu]:
+        """Have a quarantined GPU probed; it returns when that passes, which `get` shows."""
+        return call("POST", f"{_slot(node_id, slot_id)}/return", rest.NodeGpu)
 
     @listing
     def tasks(self, node_id: str, *, limit: int | None = None) -> Listing[rest.Task]:
@@ -79,14 +90,18 @@ class Fleet(Resource[X]):
         """Counts, and the busiest and the troubled nodes first."""
         return call("GET", "/fleet/overview", rest.FleetOverview, query={"nodes_max": nodes_max})
 
-    @operation
-    def problems(self) -> Steps[builtins.list[rest.Problem]]:
+    @listing
+    def problems(self) -> Listing[rest.Problem]:
         """What does not get on by itself, why, and what to do."""
-        return call("GET", "/fleet/problems", builtins.list[rest.Problem])
+        return Listing(path="/fleet/problems", answer=Page[rest.Problem])
 
 
 def _node(node_id: str) -> str:
     return f"/nodes/{identifier('nod', node_id, name='node_id')}"
+
+
+def _slot(node_id: str, slot_id: str) -> str:
+    return f"{_node(node_id)}/slots/{identifier('slt', slot_id, name='slot_id')}"
 
 
 def _change(node_id: str, verb: str, reason: str) -> Steps[rest.Node]:

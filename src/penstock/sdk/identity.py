@@ -98,6 +98,16 @@ class Users(Resource[X]):
         body = rest.UserCreate(issuer=issuer, subject=subject, display_name=display_name)
         return call("POST", "/users", rest.User, body=body, create=True)
 
+    @operation
+    def disable(self, user_id: str) -> Steps[rest.User]:
+        """Shut a person out; operators only."""
+        return call("POST", f"/users/{identifier('usr', user_id, name='user_id')}/disable", rest.User)
+
+    @operation
+    def enable(self, user_id: str) -> Steps[rest.User]:
+        """Let a person in again; operators only."""
+        return call("POST", f"/users/{identifier('usr', user_id, name='user_id')}/enable", rest.User)
+
 
 class ServiceAccounts(Resource[X]):
     """Principals for programs."""

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -18,6 +18,9 @@ import msgspec
 from penstock.kit import ids
 from penstock.sdk.errors import ApiError, BadAnswer, InvalidArgument, Unreachable, for_status
 from penstock.wire.rest import ErrorBody, Page
+
+if TYPE_CHECKING:
+    from penstock.sdk.transfers import Source
 
 T = TypeVar("T")
 
@@ -39,7 +42,7 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    body: bytes | None = None
+    body: "bytes | Source | None" = None
     delay_s: float = 0.0
 
 
@@ -97,7 +100,7 @@ def call(
         body=None if body is None else msgspec.json.encode(body),
         delay_s=delay_s,
     )
-    return _attempts(request, answer, repeatable=create or method in _REPEATABLE)
+    return attempts(request, answer, repeatable=create or method in _REPEATABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +128,8 @@ def query_string(values: Query) -> str:
     return "?" + urlencode(given, doseq=True, quote_via=quote) if given else ""
 
 
-def _attempts(request: Request, answer_type: type[T], *, repeatable: bool) -> Steps[T]:
+def attempts(request: Request, answer_type: type[T], *, repeatable: bool) -> Steps[T]:
+    """The request, and again as long as that may help and cannot do harm."""
     attempt = 0
     while True:
         attempt += 1

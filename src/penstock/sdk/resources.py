@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from penstock.sdk.commands import Command, CommandResult
 from penstock.sdk.protocol import Listing, Steps
 from penstock.sdk.sse import Follower
+from penstock.sdk.transfers import Download
 from penstock.wire.rest import EventOut
 
 if TYPE_CHECKING:
@@ -73,6 +74,17 @@ class stream(_Described[P, Follower]):  # noqa: N801
     def __get__(self, resource: "Resource[AsyncExecutor]", owner: type) -> Callable[P, AsyncIterator[EventOut]]: ...
     def __get__(self, resource: Resource[Any], owner: type) -> Callable[P, Any]:
         return self._bind(resource, resource.executor.follow)
+
+
+class download(_Described[P, Download]):  # noqa: N801
+    """An iterator over the bytes of an object."""
+
+    @overload
+    def __get__(self, resource: "Resource[BlockingExecutor]", owner: type) -> Callable[P, Iterator[bytes]]: ...
+    @overload
+    def __get__(self, resource: "Resource[AsyncExecutor]", owner: type) -> Callable[P, AsyncIterator[bytes]]: ...
+    def __get__(self, resource: Resource[Any], owner: type) -> Callable[P, Any]:
+        return self._bind(resource, resource.executor.download)
 
 
 class command(_Described[P, Command]):  # noqa: N801

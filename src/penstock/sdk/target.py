@@ -19,18 +19,20 @@ class Target:
     """A server and the caller's credential for it."""
 
     api_url: str
-    key: str = field(repr=False)
+    key: str | None = field(repr=False)
     project: str | None = None
     gateway_url: str | None = None
 
     @classmethod
-    def of(cls, api_url: str, key: str, *, project: str | None = None, gateway_url: str | None = None) -> "Target":
-        """Check everything that goes into a request line or a header."""
+    def of(
+        cls, api_url: str, key: str | None, *, project: str | None = None, gateway_url: str | None = None
+    ) -> "Target":
+        """Check everything that goes into a request line or a header. Without a key only public calls succeed."""
         if project is not None and not ids.is_id("prj", project):
             raise InvalidArgument("project must look like prj_ followed by 26 letters and digits", field="project")
         return cls(
             api_url=base_url(api_url, name="api_url"),
-            key=check_key(key),
+            key=None if key is None else check_key(key),
             project=project,
             gateway_url=base_url(gateway_url, name="gateway_url") if gateway_url else None,
         )
@@ -42,11 +44,9 @@ class Target:
 
     def headers(self) -> dict[str, str]:
         """What every request carries."""
-        headers = {
-            "Authorization": f"Bearer {self.key}",
-            "User-Agent": "penstock",
-            "Accept-Encoding": "identity",
-        }
+        headers = {"User-Agent": "penstock", "Accept-Encoding": "identity"}
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
         return headers | {"Penstock-Project": self.project} if self.project else headers
 
 

@@ -73,6 +73,15 @@ class SlotFact(msgspec.Struct, frozen=True, kw_only=True):
     health_detail: str
 
 
+class GpuFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU was taken out of service, or was proved to work and is back. `cause`: failed, operator."""
+
+    node_id: str
+    gpu_uuid: str
+    cause: str
+    detail: str
+
+
 class AllocationFact(msgspec.Struct, frozen=True, kw_only=True):
     """About an allocation, after its move."""
 
@@ -110,7 +119,10 @@ CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "fleet.node_revoked": NodeFact,
     "fleet.node_retired": NodeFact,
     "fleet.node_capacity_exceeded": NodeCapacityFact,
+    "fleet.gpu_quarantined": GpuFact,
+    "fleet.gpu_returned": GpuFact,
     "fleet.slot_healthy": SlotFact,
+    "fleet.slot_degraded": SlotFact,
     "fleet.slot_quarantined": SlotFact,
     "fleet.slot_cleanup_blocked": SlotFact,
     "fleet.slot_missing": SlotFact,

@@ -30,6 +30,7 @@ class Close(IntEnum):
     SUPERSEDED = 4409
     UNSUPPORTED_VERSION = 4426
     RESTARTING = 1012
+    BUSY = 1013
     TOO_BIG = 1009
 
 
@@ -53,12 +54,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello.v1"):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome.v1"):
-    """The link stands. The agent counts its deadlines from `server_time`, never from its own wall clock."""
+    """The link stands. The agent counts its deadlines from `server_time`, never from its own wall clock. Should all
+    links of this gateway break at once, they come back over `spread_s`."""
 
     gateway_id: str
     server_time: datetime
     heartbeat_s: float
     slots_approved: int
+    spread_s: float = 0.0
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask.v1"):
@@ -120,21 +123,27 @@ class UnitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU's health."""
+    """One GPU's health. `failed`: a fault of its own, after which it needs proof that it works; otherwise one that is
+    not healthy only gets no new work until it is."""
 
     uuid: str
     healthy: bool
     detail: str = ""
+    failed: bool = False
 
 
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU's sensors showed. None where the GPU has no such sensor."""
+    """What the sensors of a whole GPU showed. None where it has no such sensor. Memory errors are counted since the
+    driver was loaded, faults (XIDs of the hardware) since the agent started."""
 
     uuid: str
     temperature_c: int | None = None
     power_w: float | None = None
     utilization_percent: int | None = None
     memory_used_bytes: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    faults: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat.v1"):
@@ -147,9 +156,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat.v1"):
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat_ack.v1"):
-    """Seen."""
+    """Seen. `spread_s` as in the welcome, as the number of links has changed since."""
 
     server_time: datetime
+    spread_s: float = 0.0
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,10 +194,11 @@ class SecretValues(msgspec.Struct, frozen=True, kw_only=True, tag="secret_values
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused.v1"):
-    """Something the other side sent was not applied."""
+    """Something the other side sent was not applied. In place of a welcome: `busy`, come back in `retry_after_s`."""
 
     code: str
     detail: str
+    retry_after_s: float = 0.0
 
 
 FromGateway: TypeAlias = Challenge | Welcome | Tasks | ResultAck | HeartbeatAck | SecretValues | Refused

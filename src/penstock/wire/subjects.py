@@ -12,6 +12,8 @@ ALL_EVENTS: Final = "evt.>"
 OUTBOX: Final = "hint.outbox"
 #: Capacity came back: wakes whoever places waiting requests.
 CAPACITY: Final = "hint.capacity"
+#: Stock was handed over, or a floor changed: wakes whoever keeps the stock.
+STOCK: Final = "hint.stock"
 #: A key, session or node was revoked: gateways look at once instead of at their next check.
 REVOKED: Final = "hint.revoked"
 

@@ -63,12 +63,13 @@ class SecretRef(msgspec.Struct, frozen=True, kw_only=True):
 class RuntimeLock(msgspec.Struct, frozen=True, kw_only=True):
     """An interpreter environment: the packages of a lock file with hashes, on top of a base image of the node.
 
-    `digest` is the SHA-256 of base and lock, in hexadecimal: it names the environment on the node.
+    `digest` is the SHA-256 of base and lock, in hexadecimal: it names the environment on the node. The lock is in its
+    normal form and packed (`wire.locks`).
     """
 
     digest: str
     base: str
-    lock: str
+    lock: bytes
 
 
 class RuntimeBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +129,15 @@ class UnitStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnitStop(msgspec.Struct, frozen=True, kw_only=True):
-    """Stop a unit (absent is fine) and prove that nothing of it is left. Answer: `CleanupProof`."""
+    """Stop a unit (absent is fine) and prove that nothing of it is left. Answer: `CleanupProof`.
+
+    With `allocation_id`, a stock unit that was handed to another allocation is left alone: refused with `taken`.
+    """
 
     unit_id: str
     gpu_uuids: list[str]
     grace_s: float = 5.0
+    allocation_id: str = ""
 
 
 class CleanupProof(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,4 +253,4 @@ PARAMS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
 }
 
 #: Names that a tenant may not set: they steer the loader, the driver or the platform.
-RESERVED_ENV_PREFIXES: Final = ("LD_", "NVIDIA_", "CUDA_VISIBLE_DEVICES", "PENSTOCK_")
+RESERVED_ENV_PREFIXES: Final = ("LD_", "NVIDIA_", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_", "PENSTOCK_")

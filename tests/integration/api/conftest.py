@@ -16,6 +16,7 @@ from penstock.embedded.child import free_port
 from penstock.fleet import pki
 from penstock.identity.bootstrap import bootstrap
 from penstock.kit import db
+from penstock.secrets import keyring
 
 SKU = {
     "description": "one",
@@ -110,6 +111,7 @@ async def api(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     assert admin_key is not None
     folder = tmp_path_factory.mktemp("api")
     pki.init(folder / "pki", ["127.0.0.1"])
+    keyring.init(folder / "secrets")
     async with aiohttp.ClientSession() as session:
         running = await _start(servers, database_url, admin_key, folder, session)
         try:
@@ -132,6 +134,8 @@ async def _start(servers: Any, database_url: str, admin_key: str, folder: Path, 
         "PENSTOCK_DATABASE_URL": database_url,
         "PENSTOCK_NATS_URL": servers.nats_url,
         "PENSTOCK_PKI_DIR": str(folder / "pki"),
+        "PENSTOCK_SECRETS_DIR": str(folder / "secrets"),
+        "PENSTOCK_OBJECTS_URL": (folder / "objects").as_uri(),
         "PENSTOCK_API_PORT": str(port),
         "PENSTOCK_API_OPS_PORT": "0",
     }

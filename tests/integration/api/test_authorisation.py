@@ -19,33 +19,50 @@ CANARY = "canary-9e1f"
 #: What a viewer may do. Everything else is refused with 403.
 VIEWER_MAY = {
     "getAllocation",
+    "getEgress",
+    "getObject",
     "getProject",
     "getQuota",
+    "getRuntime",
+    "getSecret",
     "getSku",
     "listAllocations",
     "listEvents",
     "listMembers",
+    "listObjects",
     "listOrganisations",
     "listProjects",
+    "listRuntimes",
+    "listSecrets",
+    "listSessions",
     "listSkus",
     "streamEvents",
     "whoami",
 }
 BODIES: dict[str, Any] = {
     "createAllocation": {"sku": "g1.1"},
+    "createGroupMapping": {"group": "g", "role": "viewer", "project_id": f"prj_{UNKNOWN}"},
+    "createSession": {"token": "a.b.c"},
+    "putIdentityProvider": {"issuer": "https://id.example", "client_id": "c"},
     "createEnrolmentToken": {"node_name": "stranger"},
     "createKey": {"name": "k", "role": "viewer"},
     "createOrganisation": {"name": "o"},
     "createProject": {"name": "p"},
     "createServiceAccount": {"name": "s", "role": "viewer"},
     "createUser": {"issuer": "i", "subject": "s", "display_name": "d"},
+    "putEgress": {"rules": ["pypi.org"]},
     "putMember": {"role": "viewer"},
+    "putObject": {"any": "bytes"},
     "putQuota": {"gpus_max": 1},
+    "putRuntime": {"lock": "a==1 --hash=sha256:" + "0" * 64},
+    "putSecret": {"value": "v"},
     "putSku": SKU,
+    "putStock": {"floor": 1},
     "releaseAllocation": {},
     "updateAllocation": {"name": "n"},
     "updateProject": {"name": "n"},
     "forceSlotCleanup": {"runtime_verified_absent": True},
+    "quarantineGpu": {"reason": "r"},
     **{order: {} for order in ("cordonNode", "uncordonNode", "drainNode", "revokeNode", "retireNode")},
 }
 PREFIXES = {
@@ -57,6 +74,9 @@ PREFIXES = {
     "node_id": "nod",
     "slot_id": "slt",
     "event_id": "evt",
+    "session_id": "ses",
+    "mapping_id": "map",
+    "user_id": "usr",
 }
 
 
@@ -101,6 +121,12 @@ async def objects(api: Api, people: People) -> dict[str, str]:
     allocation = await made(
         api, "/allocations", {"sku": "g1.1", "name": CANARY, "wait_s": 600, "labels": {"l": CANARY}}, **home
     )
+    secret = await api.call("PUT", "/secrets/g1.1", json={"value": CANARY}, headers=home)
+    assert secret.status == 200, secret.content
+    runtime = await api.call("PUT", "/runtimes/g1.1", json=BODIES["putRuntime"], headers=home)
+    assert runtime.status == 200, runtime.content
+    content = await api.call("PUT", f"/objects/{CANARY}", json={"any": "bytes"}, headers=home)
+    assert content.status == 200, content.content
     token = await made(api, "/nodes/enrolment-tokens", {"node_name": CANARY})
     return {
         "project_id": people.owner.project_id,
@@ -110,6 +136,7 @@ async def objects(api: Api, people: People) -> dict[str, str]:
         "allocation_id": allocation["id"],
         "node_id": token["node_id"],
         "name": "g1.1",
+        "key": CANARY,
     }
 
 
@@ -152,8 +179,15 @@ async def test_nobody_passes_without_a_valid_key(
             assert body["error"]["code"] == "unauthenticated"
 
 
-def test_only_enrolment_is_public(operations: list[Operation]) -> None:
-    assert {operation.id for operation in operations if operation.public} == {"enrolNode"}
+def test_only_enrolment_and_logging_in_are_public(operations: list[Operation]) -> None:
+    public = {operation.id for operation in operations if operation.public}
+    assert public == {"enrolNode", "getLogin", "createSession", "logout"}
+
+
+async def test_logging_out_needs_the_session_itself(api: Api, people: People) -> None:
+    for credential in ("", people.owner.key, "pss_" + "A" * 43, "a.b.c"):
+        answer = await api.call("DELETE", "/sessions/current", key=credential)
+        assert answer.status == 401, credential
 
 
 async def test_viewers_only_look(
@@ -164,7 +198,8 @@ async def test_viewers_only_look(
         if operation.public:
             continue
         status, body = await send(api, operation, objects, people.viewer.key)
-        expected = 200 if operation.id in VIEWER_MAY else 403
+        # Everyone ends their own sessions, and this is nobody's.
+        expected = 404 if operation.id == "revokeSession" else 200 if operation.id in VIEWER_MAY else 403
         assert status == expected, (operation, body)
 
 
@@ -175,7 +210,7 @@ async def test_anothers_object_looks_absent(
     key = getattr(people, who).key
     walked = 0
     for operation in operations:
-        owned = [name for name in operation.parameters if name != "name"]
+        owned = [name for name in operation.parameters if name not in ("name", "key")]
         if operation.public or not owned:
             continue
         theirs = await send(api, operation, objects, key)

@@ -7,15 +7,15 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
+from oidc_provider import Signer, run_signer
 from penstock.identity import store
 from penstock.identity.authenticator import digest
 
@@ -225,32 +225,54 @@ def jwt(header: dict[str, Any], claims: dict[str, Any], sign: Callable[[bytes], 
     return f"Bearer {signed}.{part(sign(signed.encode()))}"
 
 
-def claims(**changed: Any) -> dict[str, Any]:
-    return {"iss": "https://issuer", "sub": "admin", "aud": "penstock", "exp": time.time() + 600, **changed}
+@asynccontextmanager
+async def known_signer(api: Api) -> AsyncIterator[Signer]:
+    """An issuer that the cloud believes."""
+    async with run_signer() as signer:
+        body = {"issuer": signer.issuer, "client_id": "penstock"}
+        assert (await api.call("PUT", "/identity-providers/signer", json=body)).status == 200
+        good = await api.call("GET", "/whoami", key=signer.token())
+        assert good.error["code"] == "identity.no_role"
+        yield signer
+        assert (await api.call("DELETE", "/identity-providers/signer")).status == 204
+
+
+def claims(signer: Signer) -> dict[str, Any]:
+    return {"iss": signer.issuer, "sub": "admin", "aud": "penstock", "exp": time.time() + 600}
 
 
 @row("api-28")
 async def _(api: Api, _: People) -> None:
-    await unauthenticated(api, jwt({"alg": "none"}, claims(), lambda _: b""))
+    async with known_signer(api) as signer:
+        for alg in ("none", "None", "NONE", ""):
+            await unauthenticated(api, jwt({"alg": alg}, claims(signer), lambda _: b""))
 
 
 @row("api-29")
 async def _(api: Api, _: People) -> None:
-    public = rsa.generate_private_key(65537, 2048).public_key()
-    pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    token = jwt({"alg": "HS256"}, claims(), lambda raw: hmac.new(pem, raw, hashlib.sha256).digest())
-    await unauthenticated(api, token)
+    async with known_signer(api) as signer:
+        pem = signer.key.as_pem(private=False)
+        token = jwt(
+            {"alg": "HS256", "kid": "signer"},
+            claims(signer),
+            lambda raw: hmac.new(pem, raw, hashlib.sha256).digest(),
+        )
+        await unauthenticated(api, token)
 
 
 @row("api-30")
 async def _(api: Api, _: People) -> None:
-    token = jwt({"alg": "RS256"}, claims(exp=time.time() - 61), lambda _: b"x")
-    await unauthenticated(api, token, says="token expired")
+    async with known_signer(api) as signer:
+        await unauthenticated(api, f"Bearer {signer.token(exp=time.time() - 61)}", says="token expired")
+        within = await api.call("GET", "/whoami", key=signer.token(exp=time.time() - 50))
+        assert within.error["code"] == "identity.no_role"
 
 
 @row("api-31")
 async def _(api: Api, _: People) -> None:
-    await unauthenticated(api, jwt({"alg": "RS256"}, claims(aud="another"), lambda _: b"x"))
+    async with known_signer(api) as signer:
+        await unauthenticated(api, f"Bearer {signer.token(aud='another')}", says="another audience")
+        await unauthenticated(api, f"Bearer {signer.token(aud=['penstock', 'x'], azp='x')}", says="another audience")
 
 
 @row("api-32")

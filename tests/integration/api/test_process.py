@@ -18,6 +18,7 @@ from penstock.embedded.child import free_port
 from penstock.fleet import pki
 from penstock.identity.bootstrap import bootstrap, reset_admin_key
 from penstock.kit.db import Database
+from penstock.secrets import keyring
 
 from .conftest import Api
 
@@ -49,6 +50,7 @@ class Running:
 async def start(servers: Any, database_url: str, tmp_path: Path) -> AsyncIterator[Any]:
     """Start an api with these settings over the usual ones."""
     pki.init(tmp_path / "pki", ["127.0.0.1"])
+    keyring.init(tmp_path / "secrets")
     started: list[Running] = []
 
     async def start_one(**changed: str) -> Running:
@@ -58,6 +60,8 @@ async def start(servers: Any, database_url: str, tmp_path: Path) -> AsyncIterato
             "PENSTOCK_DATABASE_URL": database_url,
             "PENSTOCK_NATS_URL": servers.nats_url,
             "PENSTOCK_PKI_DIR": str(tmp_path / "pki"),
+            "PENSTOCK_SECRETS_DIR": str(tmp_path / "secrets"),
+            "PENSTOCK_OBJECTS_URL": (tmp_path / "objects").as_uri(),
             "PENSTOCK_API_PORT": str(port),
             "PENSTOCK_API_OPS_PORT": "0",
             **changed,

@@ -1,16 +1,21 @@
 """A small world for tests: nodes with slots, callers, and the use cases ready to call."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.compute.model import Allocation, Deadlines, Limits
-from penstock.compute.ports import NoSecrets, OpenFunds
+from penstock.compute.model import Allocation, Deadlines, Limits, Owner
+from penstock.compute.ports import Handoffs, OpenFunds
 from penstock.compute.service.create import Create
 from penstock.compute.service.release import Release
+from penstock.compute.service.stock import StockKeeper
 from penstock.compute.store import allocations
+from penstock.fleet.store import slots
 from penstock.kit.caller import Caller
-from penstock.kit.db import Database
+from penstock.kit.db import Database, Tx
+from penstock.kit.errors import Invalid
 from penstock.kit.ids import new_id
-from penstock.wire.rest import AllocationCreate
+from penstock.wire.rest import AllocationCreate, SecretUse
+from penstock.wire.tasks import Gpu, SecretRef
 
 ACTIONS = frozenset(
     f"{thing}.{verb}"
@@ -18,6 +23,7 @@ ACTIONS = frozenset(
         "allocations": ("read", "create", "update", "release", "exec"),
         "skus": ("read", "write"),
         "quotas": ("read", "write"),
+        "runtimes": ("read", "write"),
     }.items()
     for verb in verbs
 )
@@ -38,17 +44,52 @@ def someone(project_id: str = "prj_default", *, actions: frozenset[str] = ACTION
     )
 
 
+def whole(uuid: str, index: int, *, model: str = "sim-1", numa: int | None = None, nvlink: str = "") -> Gpu:
+    """A whole GPU."""
+    node = index // 4 if numa is None else numa
+    return Gpu(uuid=uuid, index=index, model=model, memory_bytes=80 << 30, numa_node=node, nvlink_domain=nvlink)
+
+
+class NoSecrets:
+    """A project without any."""
+
+    async def refer(self, tx: Tx, *, project_id: str, uses: Sequence[SecretUse]) -> Sequence[SecretRef]:
+        """Refuse any that is asked for."""
+        raise Invalid(f"there is no secret {uses[0].name}", field="secrets")
+
+
+@dataclass
+class Asked:
+    """Notes which handoffs nodes would have been asked for."""
+
+    allocations: list[Allocation] = field(default_factory=list)
+
+    async def dispatch(self, tx: Tx, allocation: Allocation) -> str:  # noqa: ARG002
+        """Only note it."""
+        self.allocations.append(allocation)
+        return new_id("tsk")
+
+
 @dataclass
 class World:
     """Rows and use cases of one test."""
 
     db: Database
     limits: Limits = LIMITS
-    slots: dict[str, list[str]] = field(default_factory=dict)
+    handoffs: Handoffs = field(default_factory=lambda: Asked())
 
-    async def add_node(self, gpus: int, *, state: str = "ready", model: str = "sim-1", health: str = "healthy") -> str:
-        """A node with so many GPUs."""
+    async def add_node(
+        self,
+        gpus: int = 0,
+        *,
+        state: str = "ready",
+        model: str = "sim-1",
+        health: str = "healthy",
+        listing: Sequence[Gpu] = (),
+    ) -> str:
+        """A node with so many GPUs, four to a NUMA node, or with those of the listing."""
         node_id = new_id("nod")
+        found = listing or [whole(f"GPU-{node_id[4:]}-{index}", index, model=model) for index in range(gpus)]
         async with self.db.transaction() as tx:
             await tx.execute(
                 "insert into fleet.nodes (id, name, state, gpus_approved) values ($1, $2, $3, 1024)",
@@ -57,33 +98,37 @@ class World:
                 state,
             )
             await tx.execute("insert into fleet.heartbeats (node_id, at) values ($1, now())", node_id)
-            for index in range(gpus):
-                slot_id = new_id("slt")
-                self.slots.setdefault(node_id, []).append(slot_id)
-                await tx.execute(
-                    "insert into fleet.slots (id, node_id, gpu_uuid, gpu_index, gpu_model, memory_bytes, pci_address,"
-                    " numa_node, simulated, gpu_healthy, blocked) values ($1, $2, $3, $4, $5, 1, '', $6, true, $7, $8)",
-                    slot_id,
-                    node_id,
-                    f"GPU-{slot_id[4:]}",
-                    index,
-                    model,
-                    index // 4,
-                    health != "quarantined",
-                    health == "cleanup_blocked",
-                )
+            await slots.replace(tx, node_id, found, simulated=True)
+            await tx.execute(
+                "update fleet.slots set quarantined = $2, blocked = $3 where node_id = $1",
+                node_id,
+                health == "quarantined",
+                health == "cleanup_blocked",
+            )
         return node_id
+
+    async def grow(self, node_id: str, gpus: int) -> None:
+        """The node of so many equal GPUs has more of them now."""
+        found = [whole(f"GPU-{node_id[4:]}-{index}", index) for index in range(gpus)]
+        async with self.db.transaction() as tx:
+            await slots.replace(tx, node_id, found, simulated=True)
 
     async def create(self, caller: Caller | None = None, **body: object) -> Allocation:
         """Ask for an allocation in a transaction of its own."""
         request = AllocationCreate(**{"sku": "g1.1"} | body)  # pyright: ignore[reportArgumentType]
         async with self.db.transaction() as tx:
-            return await Create(OpenFunds(), NoSecrets(), self.limits)(tx, caller or someone(), request)
+            return await Create(OpenFunds(), NoSecrets(), self.handoffs, self.limits)(tx, caller or someone(), request)
 
     async def release(self, allocation_id: str, caller: Caller | None = None, reason: str = "") -> Allocation:
         """Ask for its end."""
         async with self.db.transaction() as tx:
             return await Release(self.limits)(tx, caller or someone(), allocation_id, reason)
+
+    @property
+    def keeper(self) -> StockKeeper:
+        """Whoever keeps the stock."""
+        owner = Owner(project_id="prj_platform", organisation_id="org_platform")
+        return StockKeeper(self.db, owner, Release(self.limits), self.limits)
 
     async def row(self, allocation_id: str) -> Allocation:
         """Its row."""

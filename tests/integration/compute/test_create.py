@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from integration.compute.stage import ACTIONS, World, someone
+from integration.compute.stage import ACTIONS, NoSecrets, World, someone
 from penstock.compute.errors import (
     BadGpuCount,
     InsufficientFunds,
@@ -17,7 +17,6 @@ from penstock.compute.errors import (
     UnknownSku,
 )
 from penstock.compute.model import Allocation, State
-from penstock.compute.ports import NoSecrets
 from penstock.compute.service.create import Create
 from penstock.compute.service.waiting import Waiting
 from penstock.compute.store import catalogue
@@ -115,7 +114,7 @@ async def test_policy_quota_funds_and_shape_each_have_their_own_refusal(world: W
 
     async with world.db.transaction() as tx:
         with pytest.raises(InsufficientFunds):
-            await Create(Broke(), NoSecrets(), world.limits)(tx, someone(), AllocationCreate(sku="g1.1"))
+            await Create(Broke(), NoSecrets(), world.handoffs, world.limits)(tx, someone(), AllocationCreate(sku="g1.1"))
 
 
 async def test_concurrent_creates_never_pass_the_quota(world: World) -> None:
@@ -152,8 +151,8 @@ async def test_second_claim_on_a_held_slot_is_impossible(world: World, database:
     with pytest.raises(Exception, match="claims_held"):
         async with database.transaction() as tx:
             await tx.execute(
-                "insert into compute.claims (slot_id, allocation_id, node_id, gpu_uuid, gpu_index, simulated)"
-                " values ($1, $2, 'n', 'g', 0, true)",
+                "insert into compute.claims (slot_id, allocation_id, node_id, gpu_uuid, gpu_index, simulated,"
+                " project_id, kind, whole_uuid, rack_id) values ($1, $2, 'n', 'g', 0, true, 'p', 'gpu', 'g', 1)",
                 slot,
                 made.id,
             )

@@ -6,8 +6,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from integration.compute.stage import ACTIONS, LIMITS, World, someone
-from penstock.compute.ports import NoSecrets, OpenFunds
+from integration.compute.stage import ACTIONS, LIMITS, NoSecrets, World, someone
+from penstock.compute.ports import OpenFunds
 from penstock.compute.routes import router
 from penstock.kit import http
 from penstock.kit.caller import Caller
@@ -46,7 +46,9 @@ class OneProject:
 @pytest.fixture
 async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """The owner's client."""
-    routes = router(OpenFunds(), NoSecrets(), OneProject(), world.db, limits=LIMITS, gateway_url="http://gateway/")
+    routes = router(
+        OpenFunds(), NoSecrets(), world.handoffs, OneProject(), world.db, limits=LIMITS, gateway_url="http://gateway/"
+    )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=Edge(http.application([routes], Keys()))),  # pyright: ignore[reportArgumentType]
         base_url="http://test",

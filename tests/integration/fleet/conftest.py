@@ -1,7 +1,7 @@
 """A real mTLS listener in front of the real database, and agents that speak to it with real certificates."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,8 +20,9 @@ from penstock.fleet.sweeper import Sweeper
 from penstock.fleet.tasks import Tasks
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
-from penstock.kit.db import Database, Reader
+from penstock.kit.db import Database, Reader, Tx
 from penstock.wire.rest import Enrolled
+from penstock.wire.tasks import SecretRef
 
 
 @pytest.fixture
@@ -114,6 +115,27 @@ def enrol(database: Database, enrolment: Enrolment, operator: Caller, tmp_path: 
     return make
 
 
+class Vault:
+    """Secrets as the test says, and who asked for them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+        self.asked: list[tuple[str, str, list[str]]] = []
+
+    async def values(
+        self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef]
+    ) -> dict[str, bytes]:
+        """What the test put there."""
+        self.asked.append((node_id, allocation_id, [f"{ref.name}/{ref.version}" for ref in refs]))
+        return {ref.name: self.kept[ref.name] for ref in refs}
+
+
+@pytest.fixture
+def secrets() -> Vault:
+    """None."""
+    return Vault()
+
+
 class Gateway:
     """A running listener."""
 
@@ -127,14 +149,14 @@ StartGateway = Callable[..., Awaitable[Gateway]]
 
 @pytest.fixture
 async def start_gateway(
-    database: Database, nats_bus: Bus, folder: Path, enrolment: Enrolment, config: Config
+    database: Database, nats_bus: Bus, folder: Path, enrolment: Enrolment, config: Config, secrets: Vault
 ) -> AsyncIterator[StartGateway]:
     """Start as many gateways as the test wants; all end with it."""
     async with AsyncExitStack() as stack:
 
         async def start(gateway_id: str = "gtw_1") -> Gateway:
             server = LinkServer(
-                database, nats_bus, enrolment, gateway_id=gateway_id, address=f"{gateway_id}:1", config=config
+                database, nats_bus, enrolment, secrets, gateway_id=gateway_id, address=f"{gateway_id}:1", config=config
             )
             app = web.Application()
             server.add_routes(app)

@@ -168,13 +168,13 @@ async def test_orders_that_make_no_sense_are_refused(
     assert await state_of(database, node_id) == "ready"
 
 
-async def test_a_vanished_gpu_is_missing_and_a_sick_one_in_quarantine(
+async def test_a_vanished_gpu_is_missing_and_a_sick_one_degraded_until_it_is_well(
     database: Database, enrol: Enrol, connect: Connect
 ) -> None:
     await enrol()
     agent = await connect()
     await agent.join(gpus=3)
-    await agent.beat(gpus=[GpuReport(uuid="GPU-1", healthy=False, detail="xid 79")])
+    await agent.beat(gpus=[GpuReport(uuid="GPU-1", healthy=False, detail="too hot")])
     await agent.expect(HeartbeatAck)
     assert await placeable(database) == ["GPU-0", "GPU-2"]
     agent = await connect()
@@ -190,7 +190,7 @@ async def test_a_vanished_gpu_is_missing_and_a_sick_one_in_quarantine(
     async with database.read() as conn:
         rows = await conn.fetch("select type, payload from kit.outbox where type like 'fleet.slot_%' order by seq")
     assert [(row["type"].removeprefix("fleet.slot_"), row["payload"]["gpu_uuid"]) for row in rows] == [
-        ("quarantined", "GPU-1"),
+        ("degraded", "GPU-1"),
         ("missing", "GPU-2"),
         ("healthy", "GPU-1"),
         ("healthy", "GPU-2"),

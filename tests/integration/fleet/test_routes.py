@@ -191,6 +191,28 @@ async def test_orders_show_the_node_as_it_is_now(
     assert (revoked.json()["state"], revoked.json()["certificate_expires_at"]) == ("lost", None)
 
 
+async def test_a_gpu_is_taken_out_and_asked_back_over_the_api(
+    client: httpx.AsyncClient, enrol: Enrol, connect: Connect
+) -> None:
+    node_id = (await enrol()).node_id
+    await (await connect()).join(gpus=2)
+    slot_id = (await client.get(f"/nodes/{node_id}")).json()["gpus"][0]["slot_id"]
+    path = f"/nodes/{node_id}/slots/{slot_id}"
+    early = await client.post(f"{path}/return")
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "fleet.gpu_not_quarantined")
+    long = await client.post(f"{path}/quarantine", json={"reason": "x" * 256})
+    assert (long.status_code, long.json()["error"]["field"]) == (400, "reason")
+    out = await client.post(f"{path}/quarantine", json={"reason": "loud"})
+    assert (out.status_code, out.json()["health"], out.json()["readings"]) == (200, "quarantined", None)
+    assert (out.json()["quarantine"]["cause"], out.json()["quarantine"]["detail"]) == ("operator", "loud")
+    asked = await client.post(f"{path}/return")
+    assert (asked.status_code, asked.json()["quarantine"]["probing"]) == (202, True)
+    node = (await client.get(f"/nodes/{node_id}")).json()
+    assert [gpu["health"] for gpu in node["gpus"]] == ["quarantined", "healthy"]
+    absent = await client.post(f"/nodes/{node_id}/slots/slt_{'0' * 26}/quarantine", json={})
+    assert absent.status_code == 404
+
+
 async def test_tasks_are_listed_newest_first(
     client: httpx.AsyncClient, enrol: Enrol, database: Database, tasks: Tasks
 ) -> None:

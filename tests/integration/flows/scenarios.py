@@ -14,6 +14,11 @@ async def becomes_active(cloud: Cloud) -> str:
     return (await cloud.active()).id
 
 
+async def builds_its_runtime(cloud: Cloud) -> str:
+    """A start on an environment that the node has to build."""
+    return (await cloud.active(runtime=await cloud.runtime())).id
+
+
 async def is_released(cloud: Cloud) -> str:
     """A release that works."""
     row = await cloud.active()
@@ -78,6 +83,7 @@ async def _saga_ended(cloud: Cloud, allocation_id: str) -> None:
 
 SCENARIOS: list[Callable[[Cloud], Awaitable[str]]] = [
     becomes_active,
+    builds_its_runtime,
     is_released,
     is_undone,
     is_released_while_it_starts,

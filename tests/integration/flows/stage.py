@@ -9,9 +9,10 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 
-from integration.compute.stage import World
+from integration.compute.stage import World, someone
 from integration.flows.fakenode import FakeNode
 from penstock.compute.model import AT_REST, Allocation, Deadlines, Limits, State
+from penstock.compute.service import runtimes
 from penstock.compute.service.advance import Advance
 from penstock.compute.service.watch import Patience, Watch
 from penstock.fleet import pki, slots
@@ -22,11 +23,13 @@ from penstock.fleet.tasks import Tasks
 from penstock.flows import hosting
 from penstock.flows.activities import Activities, Timing
 from penstock.flows.allocation import workflow_id
+from penstock.flows.handoffs import Answers, Handoffs
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import SagaKeeper
 from penstock.flows.sagas import Sagas
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
+from penstock.wire.rest import RuntimePut
 
 LIMITS = Limits(deadlines=Deadlines(requested_s=30, provisioning_s=20, releasing_s=20))
 #: Small, so that lost things are found within a test.
@@ -50,6 +53,12 @@ class Cloud:
     async def create(self, **body: Any) -> Allocation:
         """Ask for an allocation."""
         return await self.world.create(**body)
+
+    async def runtime(self) -> str:
+        """The name of an environment of the project."""
+        lock = f"tiny==1.0 --hash=sha256:{'a' * 64}"
+        async with self.world.db.transaction() as tx:
+            return (await runtimes.put(tx, someone(), "vision", RuntimePut(lock=lock))).name
 
     async def settle(self, allocation_id: str, *, timeout_s: float = 20) -> Allocation:
         """Its row once it is at rest."""
@@ -95,10 +104,11 @@ async def cloud_on(
     """A cloud with one node. `wrap` may put something between the saga and its activities."""
     pki.init(folder, ["127.0.0.1"])
     async with AsyncExitStack() as stack:
-        world = World(database, limits)
-        node = node or FakeNode(database, await world.add_node(8))
-        await stack.enter_async_context(node.running(bus))
         outcomes, sagas, tasks = Outcomes(), Sagas(), Tasks(TaskSigner.load(folder))
+        world = World(database, limits, handoffs=Handoffs(tasks, timing.start_s))
+        node = node or FakeNode(database, await world.add_node(8))
+        node.handoffs = Answers(Advance(slots, limits))
+        await stack.enter_async_context(node.running(bus))
         await outcomes.watch(bus)
         await sagas.watch(bus)
         activities = Activities(database, Advance(slots, limits), tasks, outcomes, timing)

@@ -130,6 +130,18 @@ async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) ->
     assert ended.billing_ended_at == heard
 
 
+async def test_what_runs_on_an_unreachable_node_is_kept(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await sql(cloud, "update fleet.heartbeats set at = now() - interval '1 min'")
+    await sql(cloud, "update fleet.nodes set state = 'unreachable'")
+    keeper = keeper_of(cloud)
+    for look in (keeper.lost_nodes, keeper.failed_gpus, keeper.missing_units, keeper.exited_units, keeper.orphan_units):
+        await look()
+    await sql(cloud, "update fleet.nodes set state = 'ready'")
+    kept = await cloud.world.row(row.id)
+    assert (kept.state, kept.billing_ended_at) == (State.ACTIVE, None)
+
+
 async def test_releases_on_a_retired_node_end(cloud: Cloud) -> None:
     runs, stuck = await cloud.active(), await cloud.active()
     cloud.node.dirty = True

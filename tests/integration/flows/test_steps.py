@@ -14,7 +14,7 @@ from conftest import Servers
 from integration.flows.stage import LIMITS, Cloud, cloud_on
 from penstock.compute.model import Deadlines, Limits, State
 from penstock.compute.service.waiting import Waiting
-from penstock.flows.steps import ACTIONS, ACTIVATE, LOOK, PROVISION, START_UNIT
+from penstock.flows.steps import ACTIONS, ACTIVATE, LOOK, PREPARE_RUNTIME, PROVISION, START_UNIT
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 
@@ -72,7 +72,8 @@ async def test_a_step_that_fails_is_undone_completely(
     limits = Limits(deadlines=Deadlines(requested_s=1, provisioning_s=5, releasing_s=20))
     wrap = around(step, failing(moment, hits))
     async with cloud_on(database, nats_bus, servers.temporal_address, tmp_path, wrap=wrap, limits=limits) as cloud:
-        made = await cloud.create(gpus=2)
+        runtime = await cloud.runtime() if step == PREPARE_RUNTIME.name else None
+        made = await cloud.create(gpus=2, runtime=runtime)
         if step == LOOK.name:
             await _ends_at_its_deadline(cloud, made.id, begun=moment == "after")
             assert set(hits) == {step}, "the fault did not hit"
@@ -141,10 +142,10 @@ async def test_steps_that_are_repeated_have_one_effect(
         return call
 
     async with cloud_on(database, nats_bus, servers.temporal_address, tmp_path, wrap=around("*", counted)) as cloud:
-        good = await cloud.active()
+        good = await cloud.active(runtime=await cloud.runtime())
         await cloud.world.release(good.id)
         assert (await cloud.settle(good.id)).state is State.RELEASED
-        assert cloud.node.effects == [("start", good.unit_id), ("stop", good.unit_id)]
+        assert cloud.node.effects == [("build", good.runtime), ("start", good.unit_id), ("stop", good.unit_id)]
         assert [version for version, _ in await cloud.world.facts(good.id)] == [1, 2, 3, 4, 5]
 
         cloud.node.dirty = True

@@ -52,6 +52,7 @@ async def test_the_worker_waits_for_temporal_and_outlives_it(
         nats_url=servers.nats_url,
         temporal_address=f"127.0.0.1:{port}",
         pki_dir=str(tmp_path / "pki"),
+        objects_url=(tmp_path / "objects").as_uri(),
         heartbeat_s=100,
         saga_idle_s=2,
         ops_port=0,

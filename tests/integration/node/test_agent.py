@@ -39,6 +39,7 @@ class Agent:
         self.gateway = gateway
         self.log = folder / "agent.log"
         self.process: asyncio.subprocess.Process | None = None
+        self.environment: dict[str, str] = {}
 
     async def start(self, **changes: str) -> None:
         """Start it."""
@@ -53,11 +54,12 @@ class Agent:
             "PENSTOCK_AGENT_OPS_PORT": "0",
             "PENSTOCK_AGENT_UID_FIRST": "220000",
         }
+        environment |= self.environment | {f"PENSTOCK_AGENT_{name.upper()}": value for name, value in changes.items()}
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "penstock.processes.agent"),
                 stderr=log,
-                env=environment | {f"PENSTOCK_AGENT_{name.upper()}": value for name, value in changes.items()},
+                env=environment,
             )
 
     async def end(self, number: int = signal.SIGTERM) -> int:

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from node_host import Host
+from node_host import Host, text_of
 
 _SECRET = "the-host-has-a-secret"
 
 
 @pytest.fixture
 async def units(host: Host) -> AsyncIterator[tuple[Host, str, str]]:
-    """Two units; the second one listens, holds a file, and runs for as long as the test."""
-    first, second = await asyncio.gather(host.start(), host.start())
+    """Two units, the second from stock; it listens, holds a file, and runs for as long as the test."""
+    first, second = await asyncio.gather(host.start(), host.stock())
+    await host.hand_over(second)
     await host.run(second, "sh", "-c", f"echo {_SECRET} > /home/unit/secret; echo {_SECRET} > /tmp/secret")
     return host, first, second
 
@@ -231,3 +232,36 @@ async def test_what_a_unit_writes_is_not_roots(units: tuple[Host, str, str]) -> 
     assert 0 not in owners
     init_pid = host.units._units[unit_id].record.init_pid
     assert {Path(f"/proc/{init_pid}").stat().st_uid} == owners
+
+
+_CONFINED = """
+import ctypes, os, re
+status = open('/proc/self/status').read()
+assert re.findall(r'Cap...:\\t(\\w+)', status) == ['0' * 16] * 5
+assert 'NoNewPrivs:\\t1' in status and 'Seccomp:\\t2' in status
+c = ctypes.CDLL(None, use_errno=True)
+assert (c.unshare(0x10000000), ctypes.get_errno()) == (-1, 1)
+assert os.getuid() == 1000 and sorted(os.listdir('/proc/self/fd'))[:3] == ['0', '1', '2']
+assert len(os.listdir('/proc/self/fd')) == 4, os.listdir('/proc/self/fd')
+names = {name for name in os.environ if not name.startswith('PENSTOCK_')}
+assert names <= {'PATH', 'HOME', 'USER', 'LANG'}, names
+pattern, found = re.compile(PATTERN.encode()), []
+for line in open('/proc/self/maps'):
+    first, last = (int(part, 16) for part in line.split()[0].split('-'))
+    if ' r' in line and '[v' not in line:
+        with open('/proc/self/mem', 'rb', 0) as memory:
+            memory.seek(first)
+            found += pattern.findall(memory.read(last - first))
+assert not found, found
+print('confined')
+"""
+
+
+async def test_what_a_zygote_becomes_is_confined_and_knows_nothing_of_the_agent(host: Host) -> None:
+    """Its memory is searched for the agent's folder, written so that the search does not find itself."""
+    unit_id = await host.stock()
+    folder = host.folder.name
+    pattern = f"{folder[:-1]}[{folder[-1]}]"
+    await host.hand_over(unit_id, "python3", "-c", _CONFINED.replace("PATTERN", repr(pattern)))
+    ended = await host.ended(unit_id)
+    assert text_of(ended.lines, "stdout") + text_of(ended.lines, "stderr") == "confined\n"

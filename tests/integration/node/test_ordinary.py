@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from node_host import Host, request, tenant_folder
+from node_host import Host, request, tenant_folder, text_of
 from penstock.kit.errors import Unavailable
 from penstock.node import cgroups, runtimes, sandbox
 from penstock.node.inventory import Simulated
 from penstock.node.journal import Journal
 from penstock.node.logs import Forwarder
 from penstock.node.units import Units
-from penstock.wire.tasks import UnitStop
+from penstock.wire.tasks import SecretRef, UnitStop
 
 _TESTS = Path(__file__).parents[2]
 
@@ -39,6 +39,7 @@ def test_an_ordinary_user_sandboxes_too(node_folder: Path) -> None:
     assert seen["no_capabilities"]
     assert seen["outside"] != 0
     assert seen["clean"]
+    assert seen["imported"] == "1.0\n"
 
 
 def _prepare(folder: Path) -> tuple[Path, runtimes.Runtimes]:
@@ -81,4 +82,10 @@ async def test_plain_processes_run_and_are_cleared_away(node_folder: Path, monke
     await asyncio.sleep(0.2)
     proof = await units.stop(UnitStop(unit_id="alc_plain", gpu_uuids=[], grace_s=0.2))
     assert proof.clean
+    await units.start(request("alc_stock", stock=True))
+    secrets, values = [SecretRef(name="key", version=1)], {"key": b"open"}
+    await host.hand_over("alc_stock", "sh", "-c", "cat $PENSTOCK_SECRETS/key", secrets=secrets, values=values)
+    assert text_of((await host.ended("alc_stock")).lines, "stdout") == "open\n"
+    assert (await units.stop(UnitStop(unit_id="alc_stock", gpu_uuids=[], grace_s=0))).clean
+    assert not (units_folder / "alc_stock").exists()
     await host.close()

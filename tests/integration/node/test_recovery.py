@@ -25,6 +25,7 @@ _TESTS = Path(__file__).parents[2]
 def _kill_at(folder: Path, unit_id: str, stage: str) -> None:
     victim = subprocess.Popen(
         [sys.executable, _TESTS / "node_victim.py", folder, unit_id, stage],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         cwd=_TESTS,
         start_new_session=True,

@@ -5,14 +5,16 @@ import os
 import shutil
 import tempfile
 import venv
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
 from node_host import Host, request, tenant_folder
 from penstock.kit.ids import new_id
-from penstock.node import cgroups, cleanup, procfs
+from penstock.node import cgroups, cleanup, layout, procfs
 from penstock.node.errors import Failed, NoUnit, Refused
+from penstock.node.inventory import Simulated
 from penstock.wire.link import UnitState
 from penstock.wire.tasks import Limits, UnitStop
 
@@ -307,3 +309,30 @@ async def test_a_runtime_below_tmp_is_still_seen(node_folder: Path) -> None:
         await host.close()
     finally:
         shutil.rmtree(place)
+
+
+class Watched(Simulated):
+    """GPUs shared by MPS that note which other places were held when one of them was to be scrubbed."""
+
+    def __init__(self) -> None:
+        super().__init__("nod_test", 1, layout.parse("mps:3"))
+        self.held: list[set[str]] = []
+
+    async def scrub(self, uuids: Sequence[str], held: Collection[str] = ()) -> bool:
+        self.held.append(set(held))
+        return True
+
+
+async def test_of_shares_that_are_given_back_together_the_last_finds_nobody_else(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = Watched()
+    monkeypatch.setattr(host.units, "_inventory", inventory)
+    shares = [gpu.uuid for gpu in inventory.listing().gpus]
+    units = [await host.start(gpu_uuids=[share]) for share in shares]
+    assert (await _stop(host, units[0], grace_s=0)).clean
+    assert inventory.held == [set(shares[1:])]
+    proofs = await asyncio.gather(*(_stop(host, unit_id, grace_s=0) for unit_id in units[1:]))
+    assert all(proof.clean for proof in proofs)
+    assert inventory.held[-1] == set()
+    assert len(inventory.held[1]) == 1

@@ -9,6 +9,10 @@ import asyncpg
 import pytest
 
 from conftest import Servers
+from penstock.kit import db
+from penstock.secrets import store
+from penstock.secrets.keyring import Keyring
+from penstock.secrets.model import Place, seal
 
 
 def penstock(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -51,6 +55,29 @@ def test_pki_init_makes_what_is_missing_and_keeps_what_is_there(tmp_path: Path) 
     assert (folder / "ca.crt").read_bytes() == made
 
 
+async def test_master_keys_are_made_rotated_and_rewrapped_by_hand(database_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    made = penstock("secrets-key", "init", "--dir", str(folder))
+    assert made.stdout.startswith(f"made {folder}/smk_"), made.stderr
+    assert penstock("secrets-key", "init", "--dir", str(folder)).stdout == ""
+    [old] = folder.glob("*.key")
+    await _set_a_secret(database_url, folder)
+    given = {"PENSTOCK_DATABASE_URL": database_url, "PENSTOCK_SECRETS_DIR": str(folder)}
+    assert penstock("secrets-key", "rotate", **given).returncode == 0
+    done = penstock("secrets-key", "rewrap", **given)
+    assert (done.returncode, done.stdout) == (0, "rewrapped 1\n"), done.stderr
+    assert f"{old} can be deleted" in done.stderr
+    assert penstock("secrets-key", "rewrap", **given).stdout == "rewrapped 0\n"
+
+
+async def _set_a_secret(database_url: str, folder: Path) -> None:
+    place = Place(project_id="prj_default", name="token", version=1)
+    envelope = seal(place, b"value", Keyring(folder).current())
+    async with db.connect(database_url, lambda *_: None) as database, database.transaction() as tx:
+        await store.advance(tx, "prj_default", "token", by="usr_default")
+        await store.insert_version(tx, place, envelope, size=5, fits_env=True, created_by="usr_default")
+
+
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
@@ -58,6 +85,9 @@ def test_pki_init_makes_what_is_missing_and_keeps_what_is_there(tmp_path: Path) 
         (("serve", "api", "--only", "link"), "--only is for the gateway"),
         (("serve", "nothing"), "nothing"),
         (("db", "migrate"), "database_url"),
+        (("secrets-key", "init"), "secrets_dir"),
+        (("secrets-key", "rotate", "--dir", "/nonexistent/keys"), "/nonexistent/keys"),
+        (("secrets-key", "rewrap"), "database_url"),
         (("up", "--api-port", "70000"), "--api-port"),
         (("up", "--api-port", "9000", "--link-port", "9000"), "must differ"),
         (("up", "--data", "/dev/null"), "/dev/null"),

@@ -13,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from conftest import Servers
 from penstock.embedded.ports import free_port
 from penstock.fleet import pki
+from penstock.secrets import keyring
 
 
 async def test_a_request_is_traced_under_its_correlation_id(
@@ -33,6 +34,7 @@ async def test_a_request_is_traced_under_its_correlation_id(
     await runner.setup()
     collector_port, api_port = free_port(), free_port()
     await web.TCPSite(runner, "127.0.0.1", collector_port).start()
+    keyring.init(tmp_path / "secrets")
     api = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.command", "serve", "api"),
         env={
@@ -40,6 +42,8 @@ async def test_a_request_is_traced_under_its_correlation_id(
             "PENSTOCK_DATABASE_URL": database_url,
             "PENSTOCK_NATS_URL": servers.nats_url,
             "PENSTOCK_PKI_DIR": str(tmp_path),
+            "PENSTOCK_SECRETS_DIR": str(tmp_path / "secrets"),
+            "PENSTOCK_OBJECTS_URL": (tmp_path / "objects").as_uri(),
             "PENSTOCK_API_PORT": str(api_port),
             "PENSTOCK_API_OPS_PORT": "0",
             "PENSTOCK_OTLP_ENDPOINT": f"http://127.0.0.1:{collector_port}",

@@ -10,12 +10,14 @@ from conftest import Servers
 from integration.tunnel.stage import World, client
 from penstock.fleet import pki
 from penstock.kit.db import Database
+from penstock.secrets import keyring
 
 
 @pytest.fixture
 async def world(database: Database, database_url: str, servers: Servers, tmp_path: Path) -> AsyncIterator[World]:
     """One gateway, one node, one active allocation."""
     pki.init(tmp_path, ["127.0.0.1"])
+    keyring.init(tmp_path / "secrets")
     made = World(database, database_url, servers.nats_url, tmp_path)
     try:
         await made.set_up()

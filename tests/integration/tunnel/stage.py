@@ -19,8 +19,9 @@ from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
 from penstock.identity.authenticator import Authenticator
 from penstock.identity.bootstrap import bootstrap
-from penstock.identity.model import LOCAL_ADMIN, Role
-from penstock.identity.service import keys
+from penstock.identity.model import LOCAL_ADMIN, Claims, Provider, Role
+from penstock.identity.service import keys, providers, sessions
+from penstock.identity.service.providers import NewMapping
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader
@@ -167,6 +168,7 @@ class World:
             "database_url": self.database_url,
             "nats_url": self.nats_url,
             "pki_dir": str(self.folder),
+            "secrets_dir": str(self.folder / "secrets"),
             "port": free_port(),
             "link_port": free_port(),
             "ops_port": 0,
@@ -233,6 +235,39 @@ class World:
                 project_id="prj_default",
             )
         return key.id, secret
+
+    async def new_session(self) -> tuple[str, str]:
+        """A login of a person whose group makes them a developer: its id and secret."""
+        caller = await Authenticator(self.database).authenticate(f"Bearer {self.key}", None)
+        provider = Provider(
+            name="corp",
+            issuer="https://id.example",
+            client_id="penstock",
+            client_secret="",
+            audiences=[],
+            scopes=["openid"],
+            groups_claim="groups",
+            session_s=600,
+            enabled=True,
+        )
+        mapping = NewMapping(
+            group="devs", role=Role.DEVELOPER, project_id="prj_default", organisation_id=None, operator=False
+        )
+        claims = Claims(
+            issuer=provider.issuer, subject="ada", display_name="Ada", groups=("devs",), nonce=None, expires=0
+        )
+        person = await Authenticator(self.database).tokens.person(claims)
+        async with self.database.transaction() as tx:
+            await providers.put(tx, caller, provider)
+            await providers.map_group(tx, caller, "corp", mapping)
+            opened = await sessions.create(tx, provider, claims, person, "a.b.c")
+        return opened.session.id, opened.secret
+
+    async def end_session(self, session_id: str) -> None:
+        """As an operator ends it."""
+        caller = await Authenticator(self.database).authenticate(f"Bearer {self.key}", None)
+        async with self.database.transaction() as tx:
+            await sessions.revoke(tx, caller, session_id)
 
     async def revoke(self, key_id: str) -> None:
         caller = await Authenticator(self.database).authenticate(f"Bearer {self.key}", None)

@@ -297,6 +297,21 @@ async def test_revoked_key_ends_its_exchanges_within_five_seconds(
     assert await asyncio.wait_for(world.units.executions[0].child.wait(), 5) == -9
 
 
+async def test_revoked_session_ends_its_commands_within_five_seconds(world: World, http: aiohttp.ClientSession) -> None:
+    session_id, secret = await world.new_session()
+    url = f"{world.gateways[0].url}/ws/exec/{world.allocation_id}"
+    async with http.ws_connect(url, headers={"Authorization": f"Bearer {secret}"}) as socket:
+        await socket.send_json({"argv": ["sleep", "60"]})
+        while not world.units.executions:
+            await asyncio.sleep(0.02)
+        began = time.monotonic()
+        await world.end_session(session_id)
+        note = json.loads(await socket.receive_str(timeout=10))
+        assert (note["code"], (await socket.receive()).data) == ("unauthenticated", 4401)
+        assert time.monotonic() - began < 5
+    assert await asyncio.wait_for(world.units.executions[0].child.wait(), 5) == -9
+
+
 @pytest.mark.parametrize("hinted", [True, False])
 async def test_released_allocation_ends_its_exchanges_within_five_seconds(
     world: World, http: aiohttp.ClientSession, *, hinted: bool

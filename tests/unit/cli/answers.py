@@ -20,6 +20,7 @@ WHOAMI = {
     "role": "owner",
     "operator": True,
     "key_id": None,
+    "session_id": None,
     "gateway_url": "http://gateway.example",
 }
 
@@ -53,6 +54,7 @@ def allocation(state: str, allocation_id: str) -> dict[str, Any]:
         "deadline_at": None,
         "version": 1,
         "access_urls": {"8000": f"http://gateway.example/u/{allocation_id}/8000/"},
+        "runtime": "",
         "timeline": [{"state": state, "at": MOMENT, "reason": "because"}],
     }
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from .answers import MOMENT, WHOAMI, allocation, page
 
+SES, MAP = f"ses_{'0' * 26}", f"map_{'0' * 26}"
 ALC, NOD, PRJ, USR, SVA, KEYID, EVT, SLT = (
     f"{prefix}_{'0' * 26}" for prefix in ("alc", "nod", "prj", "usr", "sva", "key", "evt", "slt")
 )
@@ -17,7 +18,14 @@ MEMBER = {
     "created_at": MOMENT,
 }
 ACCOUNT = {"id": SVA, "project_id": PRJ, "name": "ci", "role": "developer", "created_at": MOMENT}
-USER = {"id": USR, "issuer": "https://id", "subject": "4711", "display_name": "Ada", "created_at": MOMENT}
+USER = {
+    "id": USR,
+    "issuer": "https://id",
+    "subject": "4711",
+    "display_name": "Ada",
+    "created_at": MOMENT,
+    "disabled_at": None,
+}
 ORGANISATION = {"id": "org_default", "name": "acme", "created_at": MOMENT}
 KEY_ROW = {
     "id": KEYID,
@@ -41,6 +49,23 @@ GPU = {
     "health": "healthy",
     "health_detail": "",
     "allocation_id": None,
+    "kind": "gpu",
+    "gpu_uuid": "GPU-1",
+    "profile": "",
+    "threads_percent": 100,
+    "numa_node": -1,
+    "nvlink_domain": "",
+    "quarantine": None,
+    "readings": {
+        "at": MOMENT,
+        "temperature_c": 41,
+        "power_w": 62.5,
+        "utilization_percent": None,
+        "memory_used_bytes": 1 << 30,
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "faults": 0,
+    },
 }
 NODE = {
     "id": NOD,
@@ -55,6 +80,7 @@ NODE = {
     "last_heartbeat_at": MOMENT,
     "certificate_expires_at": None,
     "created_at": MOMENT,
+    "release_at": None,
     "gpus": [GPU],
 }
 TOKEN = {
@@ -90,6 +116,51 @@ SKU = {
     "scratch_bytes": 10 << 30,
     "enabled": True,
     "gpus_free": 5,
+    "share": "gpu",
+    "mig_profile": "",
+    "share_memory_bytes_min": 0,
+}
+FLOOR = {
+    "sku": "g1.1",
+    "gpus": 2,
+    "image": "i",
+    "floor": 4,
+    "ready": 3,
+    "starting": 1,
+    "handed_over": 7,
+    "reason": "",
+}
+IDP = {
+    "name": "corp",
+    "issuer": "https://id",
+    "client_id": "penstock",
+    "client_secret": "",
+    "audiences": ["api"],
+    "scopes": ["openid"],
+    "groups_claim": "groups",
+    "session_s": 43_200,
+    "enabled": False,
+    "created_at": MOMENT,
+}
+MAPPING = {
+    "id": MAP,
+    "provider": "corp",
+    "group": "/ml",
+    "role": "viewer",
+    "project_id": PRJ,
+    "organisation_id": None,
+    "operator": False,
+    "created_at": MOMENT,
+}
+LOGIN = {
+    "id": SES,
+    "principal_id": USR,
+    "provider": "corp",
+    "groups": ["/ml"],
+    "created_at": MOMENT,
+    "expires_at": MOMENT,
+    "revoked_at": None,
+    "last_used_at": None,
 }
 EVENT = {
     "cursor": "c1",
@@ -123,6 +194,33 @@ LETTER = {
     "occurred_at": MOMENT,
     "attempts": 9,
     "last_error": "refused",
+}
+RUNTIME = {
+    "name": "vision",
+    "digest": "ab" * 32,
+    "base": "python:3",
+    "packages": 1,
+    "version": 2,
+    "created_at": MOMENT,
+    "updated_at": MOMENT,
+    "lock": "tiny==1.0 --hash=sha256:" + "0" * 64 + "\n",
+}
+SECRET = {
+    "name": "token",
+    "version": 2,
+    "created_at": MOMENT,
+    "created_by": USR,
+    "updated_at": MOMENT,
+    "updated_by": USR,
+    "versions": [{"version": 2, "created_at": MOMENT, "created_by": USR}],
+}
+OBJECT = {
+    "key": "models/a b.bin",
+    "size": 3,
+    "sha256": "0" * 64,
+    "content_type": "text/plain",
+    "created_at": MOMENT,
+    "created_by": USR,
 }
 ACTIVE = allocation("active", ALC)
 
@@ -166,6 +264,29 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
         USER,
         {"issuer": "https://id", "subject": "4711", "display_name": "Ada"},
     ),
+    (f"user disable {USR}", "POST", f"/users/{USR}/disable", USER, None),
+    (f"user enable {USR}", "POST", f"/users/{USR}/enable", USER, None),
+    ("idp list", "GET", "/identity-providers", page([IDP]), None),
+    ("idp show corp", "GET", "/identity-providers/corp", IDP, None),
+    (
+        "idp set corp --issuer https://id --client-id penstock --audience api --scope openid --disabled",
+        "PUT",
+        "/identity-providers/corp",
+        IDP,
+        {name: value for name, value in IDP.items() if name not in {"name", "created_at"}},
+    ),
+    ("idp remove corp", "DELETE", "/identity-providers/corp", None, None),
+    ("idp mappings corp", "GET", "/identity-providers/corp/mappings", page([MAPPING]), None),
+    (
+        f"idp map corp /ml --in-project {PRJ} --role viewer",
+        "POST",
+        "/identity-providers/corp/mappings",
+        MAPPING,
+        {"group": "/ml", "role": "viewer", "project_id": PRJ, "organisation_id": None, "operator": False},
+    ),
+    (f"idp unmap corp {MAP}", "DELETE", f"/identity-providers/corp/mappings/{MAP}", None, None),
+    ("session list", "GET", "/sessions", page([LOGIN]), None),
+    (f"session revoke {SES}", "DELETE", f"/sessions/{SES}", None, None),
     ("org list", "GET", "/organisations", page([ORGANISATION]), None),
     ("org create acme", "POST", "/organisations", ORGANISATION, {"name": "acme"}),
     (
@@ -181,8 +302,18 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
     (f"node tasks {NOD}", "GET", f"/nodes/{NOD}/tasks", page([TASK]), None),
     *(
         (f"node {verb} {NOD} --reason why", "POST", f"/nodes/{NOD}/{verb}", NODE, {"reason": "why"})
-        for verb in ("cordon", "uncordon", "drain", "revoke", "retire")
+        for verb in ("cordon", "uncordon", "revoke", "retire")
     ),
+    (
+        f"node drain {NOD} --grace 2h --reason why",
+        "POST",
+        f"/nodes/{NOD}/drain",
+        NODE,
+        {"reason": "why", "grace_s": 7200},
+    ),
+    ("egress show", "GET", "/egress", {"rules": ["pypi.org"]}, None),
+    ("egress set pypi.org *:80", "PUT", "/egress", {"rules": ["pypi.org", "*:80"]}, {"rules": ["pypi.org", "*:80"]}),
+    ("fleet problems", "GET", "/fleet/problems", page([]), None),
     (
         f"node force-cleanup {NOD} {SLT} --verified",
         "POST",
@@ -190,6 +321,23 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
         GPU,
         {"runtime_verified_absent": True, "reason": ""},
     ),
+    (
+        f"node gpu quarantine {NOD} {SLT} --reason loud --drain",
+        "POST",
+        f"/nodes/{NOD}/slots/{SLT}/quarantine",
+        GPU,
+        {"reason": "loud", "drain": True},
+    ),
+    (f"node gpu return {NOD} {SLT}", "POST", f"/nodes/{NOD}/slots/{SLT}/return", GPU, None),
+    ("stock list", "GET", "/stock", page([FLOOR]), None),
+    (
+        "stock set g1.1 --floor 4 --gpus 2 --image i",
+        "PUT",
+        "/stock/g1.1",
+        FLOOR,
+        {"floor": 4, "gpus": 2, "image": "i"},
+    ),
+    ("stock remove g1.1 --gpus 2 --image i", "DELETE", "/stock/g1.1", None, None),
     ("sku list", "GET", "/skus", page([SKU]), None),
     ("sku show g1.1", "GET", "/skus/g1.1", SKU, None),
     (
@@ -206,11 +354,37 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
             "cpus_per_gpu": 16.0,
             "processes_max": 4096,
             "scratch_bytes": 10 << 30,
+            "share": "gpu",
+            "mig_profile": "",
+            "share_memory_bytes_min": 0,
             "enabled": False,
         },
     ),
     (
-        "alloc create --sku g1.1 --gpus 2 --name n --label a=1 --env A=b=c --image i --port 80 --wait-capacity 5",
+        "sku set h100.1g --gpu-model H100 --price 0.55 --memory 16 --cpus 2 --mig 1g.10gb",
+        "PUT",
+        "/skus/h100.1g",
+        SKU | {"share": "mig", "mig_profile": "1g.10gb"},
+        {
+            "description": "",
+            "gpu_model": "H100",
+            "gpu_counts": [1],
+            "price_microusd_per_gpu_hour": 550_000,
+            "memory_bytes_per_gpu": 16 << 30,
+            "cpus_per_gpu": 2.0,
+            "processes_max": 4096,
+            "scratch_bytes": 10 << 30,
+            "share": "mig",
+            "mig_profile": "1g.10gb",
+            "share_memory_bytes_min": 0,
+            "enabled": True,
+        },
+    ),
+    (
+        (
+            "alloc create --sku g1.1 --gpus 2 --name n --label a=1 --env A=b=c --image i --port 80 --wait-capacity 5"
+            " --runtime v"
+        ),
         "POST",
         "/allocations",
         ACTIVE,
@@ -225,9 +399,43 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
             "ports": [80],
             "wait_s": 5,
             "secrets": [],
+            "runtime": "v",
+        },
+    ),
+    ("runtime list", "GET", "/runtimes", page([RUNTIME]), None),
+    ("runtime show vision", "GET", "/runtimes/vision", RUNTIME, None),
+    (
+        "runtime put vision --lock /dev/null --base python:3.11",
+        "PUT",
+        "/runtimes/vision",
+        RUNTIME,
+        {"base": "python:3.11", "lock": ""},
+    ),
+    ("runtime delete vision", "DELETE", "/runtimes/vision", None, None),
+    (
+        "alloc create --sku g1.1 --secret token --secret db=DB_PASSWORD",
+        "POST",
+        "/allocations",
+        ACTIVE,
+        {
+            "sku": "g1.1",
+            "gpus": 1,
+            "name": None,
+            "image": "python:3",
+            "labels": {},
+            "env": {},
+            "command": [],
+            "ports": [],
+            "wait_s": 0,
+            "secrets": [{"name": "token", "env": ""}, {"name": "db", "env": "DB_PASSWORD"}],
             "runtime": None,
         },
     ),
+    ("secret list", "GET", "/secrets", page([SECRET]), None),
+    ("secret show token", "GET", "/secrets/token", SECRET, None),
+    ("secret delete token", "DELETE", "/secrets/token", None, None),
+    ("object list models/", "GET", "/objects", page([OBJECT]), None),
+    ("object delete models/x", "DELETE", "/objects/models/x", None, None),
     ("alloc list --state active --sku g1.1", "GET", "/allocations", page([ACTIVE]), None),
     (f"alloc show {ALC}", "GET", f"/allocations/{ALC}", ACTIVE, None),
     (f"alloc update {ALC} --label a=2", "PATCH", f"/allocations/{ALC}", ACTIVE, {"name": None, "labels": {"a": "2"}}),

@@ -11,6 +11,7 @@ import tempfile
 import termios
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,23 @@ from aiohttp import web
 
 import scripted_api
 from penstock.cli import profiles
+from penstock.cli.callback import listen
 from penstock.cli.errors import CliError
+from penstock.cli.oidc import PATIENCE_S
+from penstock.cli.profiles import Profile
 from penstock.kit.ids import new_id
 from scripted_api import ScriptedApi, error_answer, json_answer, text_answer
 
 from .answers import WHOAMI, allocation, page, self_signed
 from .conftest import KEY, Cli
+from .providers import browser, log_in
 
 FILE = Path(__file__).parents[2] / "data" / "bad_inputs.csv"
-#: Logging in with a browser comes with OIDC; until then there is no callback and no token to refresh.
-LATER = {"cli_config-36", "cli_config-37", "cli_config-38", "cli_config-39"}
 ROWS = {
     entry["id"]
     for entry in csv.DictReader(FILE.read_text(encoding="utf-8").splitlines())
     if entry["surface"] == "cli_config"
-} - LATER
+}
 Check = Callable[[Cli, ScriptedApi], None]
 CHECKS: dict[str, Check] = {}
 
@@ -346,6 +349,41 @@ def cells_that_are_formulas(cli: Cli, api: ScriptedApi) -> None:
     rows = list(csv.DictReader(cli.run("alloc", "list", "-o", "csv").stdout.splitlines()))
     assert [found["name"] for found in rows] == ["'=1+1", "'+1", "'-1", "'@SUM(A1)", 'plain, "quoted"']
     assert cli.run("alloc", "list", "-o", "csv", "--no-heading").stdout.count("\n") == len(names)
+
+
+@row("cli_config-36")
+def callback_port_busy(cli: Cli, api: ScriptedApi) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = cli.run(*log_in(api), "--callback-port", port, env={"BROWSER": browser()})
+    assert done.returncode == 0, done.stderr
+    assert f"port {port} is taken; using another" in done.stderr
+    assert cli.source("key") == ("pss_AAAA…", "profile default")
+
+
+@row("cli_config-37")
+def callback_state_mismatch(cli: Cli, api: ScriptedApi) -> None:
+    done = cli.run(*log_in(api), env={"BROWSER": browser(state="another")})
+    assert (done.returncode, cli.config.exists()) == (3, False)
+    assert "state mismatch" in done.stderr
+    assert not [seen for seen in api.seen if seen.path == "/token"]
+
+
+@row("cli_config-38")
+def callback_never_comes(cli: Cli, api: ScriptedApi) -> None:
+    assert PATIENCE_S == 300
+    with listen() as callback, pytest.raises(CliError, match="nobody came back") as caught:
+        callback.wait(0.05)
+    assert caught.value.exit_code == 3
+
+
+@row("cli_config-39")
+def two_logins_at_once(cli: Cli, api: ScriptedApi) -> None:
+    names = [f"p{number}" for number in range(16)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        for name in names:
+            pool.submit(profiles.change, cli.config, lambda now, name=name: now.with_profile(name, Profile(key="k")))
+    assert set(profiles.read(cli.config).profiles) == set(names)
 
 
 @row("cli_config-40")

@@ -135,10 +135,11 @@ def test_logging_in_tries_the_key_and_keeps_it_private(api: ScriptedApi, cli: Cl
     cli.fails(1, "whoami", says="run `penstock login`")
 
 
-def test_logging_in_without_a_terminal_says_how(cli: Cli) -> None:
+def test_logging_in_without_a_terminal_says_how(api: ScriptedApi, cli: Cli) -> None:
     cli.fails(1, "login", says="--api-url")
-    cli.fails(1, "login", "--api-url", "http://127.0.0.1:1", says="--key-stdin")
-    cli.fails(1, "login", "--no-input", "--api-url", "http://127.0.0.1:1", says="--no-input was given")
+    api.on("GET", "/login", json_answer({"providers": []}))
+    cli.fails(1, "login", "--api-url", api.url, says="--key-stdin")
+    cli.fails(1, "login", "--no-input", "--api-url", api.url, says="--no-input was given")
     cli.fails(1, "login", "--api-url", "http://127.0.0.1:1", "--key-stdin", says="no key was given")
 
 

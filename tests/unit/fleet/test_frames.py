@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.fleet import frames
-from penstock.wire.link import Ask, GpuReport, Heartbeat, Hello, TaskResult, UnitReport, UnitState
+from penstock.wire.link import Ask, GpuReading, GpuReport, Heartbeat, Hello, TaskResult, UnitReport, UnitState
 from penstock.wire.tasks import Gpu, Inventory, Outcome
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -102,6 +102,25 @@ def test_another_version_is_told_what_is_spoken_even_when_its_hello_looks_differ
     for data in (encode(hello(version=version)), encode({"type": "hello.v9", "protocol_version": version})):
         with pytest.raises(frames.UnsupportedVersion, match="supported versions: 1"):
             frames.decode_hello(data)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        GpuReading(uuid=""),
+        GpuReading(uuid="a\x00"),
+        GpuReading(uuid="a", temperature_c=1 << 31),
+        GpuReading(uuid="a", faults=1 << 40),
+        GpuReading(uuid="a", memory_used_bytes=-1),
+        GpuReading(uuid="a", ecc_corrected=(1 << 64) - 1),
+        GpuReading(uuid="a", power_w=float("nan")),
+        GpuReading(uuid="a", power_w=float("inf")),
+    ],
+)
+def test_a_reading_out_of_bounds_is_malformed(reading: GpuReading) -> None:
+    for readings in ([reading], [GpuReading(uuid="b")] * 2):
+        with pytest.raises(frames.Malformed):
+            frames.decode(encode(msgspec.structs.replace(heartbeat([], []), readings=readings)))
 
 
 def test_good_frames_pass() -> None:

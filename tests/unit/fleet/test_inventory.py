@@ -1,11 +1,14 @@
 """No more GPUs than were approved, and those that have a slot keep it."""
 
+import msgspec
+import pytest
+
 from penstock.fleet import inventory
 from penstock.fleet.enrolment import Bucket
 from penstock.fleet.errors import TooMany
 from penstock.fleet.heartbeats import skew
 from penstock.fleet.model import Slot, SlotHealth
-from penstock.wire.tasks import Gpu, Inventory
+from penstock.wire.tasks import Gpu, GpuKind, Inventory
 
 
 def gpu(index: int) -> Gpu:
@@ -31,6 +34,54 @@ def test_gpus_with_a_slot_come_first_then_by_index() -> None:
     assert [chosen.index for chosen in inventory.approved(found, [slot(3)], 2)] == [3, 0]
     assert [chosen.index for chosen in inventory.approved(found, [], 2)] == [0, 1]
     assert inventory.approved(found, [slot(3)], 0) == []
+
+
+def share(index: int, number: int) -> Gpu:
+    return Gpu(
+        uuid=f"GPU-{index}/mps-{number}",
+        index=index,
+        model="Sim",
+        memory_bytes=1,
+        kind=GpuKind.MPS,
+        parent_uuid=f"GPU-{index}",
+        threads_percent=50,
+    )
+
+
+def test_what_is_approved_are_gpus_however_they_are_split() -> None:
+    found = Inventory(gpus=[share(0, 0), share(0, 1), gpu(1), share(2, 0), share(2, 1)], simulated=True)
+    assert inventory.physical(found) == 3
+    taken = [chosen.uuid for chosen in inventory.approved(found, [], 2)]
+    assert taken == ["GPU-0/mps-0", "GPU-0/mps-1", "GPU-1"]
+    # A GPU that has a slot keeps its place, also when it is split now.
+    assert {chosen.index for chosen in inventory.approved(found, [slot(2)], 1)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"parent_uuid": ""}, "gpu.parent_uuid"),
+        ({"parent_uuid": "GPU-0/mps-0"}, "gpu.parent_uuid"),
+        ({"parent_uuid": "a b"}, "gpu.parent_uuid"),
+        ({"profile": "1g.10gb"}, "gpu.profile"),
+        ({"kind": GpuKind.MIG}, "gpu.profile"),
+        ({"kind": GpuKind.MIG, "profile": "big"}, "gpu.profile"),
+        ({"kind": GpuKind.MIG, "profile": "1g.10gb"}, None),
+        ({"kind": GpuKind.WHOLE}, "part of no other"),
+        ({"threads_percent": 0}, "gpu.threads_percent"),
+        ({"threads_percent": 101}, "gpu.threads_percent"),
+        ({"nvlink_domain": "x" * 128}, "gpu.nvlink_domain"),
+    ],
+)
+def test_a_share_names_its_gpu_and_its_size(changes: dict[str, object], problem: str | None) -> None:
+    said = inventory.problem(Inventory(gpus=[msgspec.structs.replace(share(0, 0), **changes)], simulated=True))
+    assert said is None if problem is None else problem in (said or "")
+
+
+def test_a_gpu_is_never_listed_in_two_ways() -> None:
+    said = inventory.problem(Inventory(gpus=[gpu(0), share(0, 0)], simulated=True))
+    assert said == "inventory.gpus: a GPU is listed in two ways"
 
 
 def test_a_bucket_lets_a_burst_through_and_then_its_rate() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.identity.authenticator import resolve
 from penstock.identity.errors import KeyBound
-from penstock.identity.model import ACTIONS, OPERATOR_ACTIONS, Credential, Role, actions
+from penstock.identity.model import ACTIONS, OPERATOR_ACTIONS, POWER, Credential, Role, actions, strongest
 from penstock.kit.errors import NotFound
 
 
@@ -88,3 +88,11 @@ def test_an_owner_moves_between_their_projects_with_the_role_they_have_there() -
 def test_everyone_else_is_bound_to_the_keys_project(bound: Credential) -> None:
     with pytest.raises(KeyBound):
         resolve(bound, "prj_b")
+
+
+def test_a_more_powerful_role_never_allows_less() -> None:
+    for one, other in product(Role, Role):
+        if ACTIONS[one] < ACTIONS[other]:
+            assert POWER[one] < POWER[other]
+    assert len(set(POWER.values())) == len(Role)
+    assert strongest([Role.VIEWER, Role.ADMIN, Role.BILLING]) is Role.ADMIN

@@ -28,3 +28,4 @@ def test_malformed_ids_are_refused_naming_the_field(text: str) -> None:
 
 def test_the_default_object_has_a_readable_id() -> None:
     assert is_id("prj", "prj_default")
+    assert is_id("prj", "prj_platform")

@@ -3,7 +3,9 @@
 from penstock.kit import settings
 from penstock.processes import gateway, worker
 
-NEEDED = dict.fromkeys(("PENSTOCK_DATABASE_URL", "PENSTOCK_NATS_URL", "PENSTOCK_PKI_DIR"), "x")
+NEEDED = {
+    f"PENSTOCK_{name}": "x" for name in ("DATABASE_URL", "NATS_URL", "PKI_DIR", "SECRETS_DIR", "OBJECTS_URL")
+}
 
 
 def test_gateway_and_worker_count_heartbeats_by_the_same_setting() -> None:

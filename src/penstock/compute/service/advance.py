@@ -8,7 +8,7 @@ from enum import StrEnum
 from penstock.compute import metrics
 from penstock.compute.model import Allocation, Claim, Event, Limits, State
 from penstock.compute.ports import Slots
-from penstock.compute.store import allocations, claims, sweeps
+from penstock.compute.store import allocations, claims, handoffs, stock, sweeps
 from penstock.compute.store.allocations import Change
 from penstock.compute.store.sweeps import Pulse
 from penstock.kit.db import Reader, Tx
@@ -40,6 +40,11 @@ async def situation(tx: Tx, allocation_id: str, fence: int) -> Situation | None:
     return Situation(allocation=found[0], claims=held, overdue=found[1])
 
 
+async def explain(tx: Tx, allocation_id: str, reason: str) -> None:
+    """Say what takes long."""
+    await allocations.explain(tx, allocation_id, reason)
+
+
 async def pulse(conn: Reader, allocation_id: str) -> Pulse | None:
     """Note that a saga is at work on it, and look whether it still should be."""
     return await sweeps.touch(conn, allocation_id)
@@ -58,7 +63,7 @@ class Advance:
         if current is None or not current.driven:
             return current
         if current.state is State.REQUESTED:
-            change = Change(reason="", deadline_s=self.limits.deadlines.provisioning_s)
+            change = Change(reason="", deadline_s=self.limits.deadlines.provisioning(current.runtime))
             current = await allocations.move(tx, current, Event.PLACED, change)
             metrics.DISPATCH_S.observe((current.changed_at - current.created_at).total_seconds())
         else:
@@ -108,7 +113,31 @@ class Advance:
         if current is None or current.state is not State.RELEASING or current.fence != fence:
             return Verdict.STALE
         await allocations.move(tx, current, Event.PROVED, Change(reason=current.reason, deadline_s=None))
+        if current.yields_to is not None:
+            await self._pass_on(tx, current.id, current.yields_to)
         await self.slots.unblock(tx, await self._let_go(tx, allocation_id, ""))
+        return Verdict.DONE
+
+    async def _pass_on(self, tx: Tx, stock_id: str, allocation_id: str) -> None:
+        """Slots of stock go to the request that it was stopped for, if that still waits; it may need several."""
+        waits = await allocations.lock(tx, allocation_id)
+        if waits is None or waits.state is not State.REQUESTED or waits.node_id is not None:
+            return
+        missing = waits.gpus - len(await claims.held(tx, allocation_id))
+        if await stock.pass_on(tx, stock_id, allocation_id, missing) < missing:
+            return
+        node_id = (await claims.held(tx, allocation_id))[0].node_id
+        await allocations.place(tx, allocation_id, node_id=node_id, deadline_s=self.limits.deadlines.requested_s)
+        tx.hint(subjects.allocation(allocation_id))
+
+    async def restart(self, tx: Tx, allocation_id: str, fence: int, why: str) -> Verdict:
+        """The stock unit could not be handed over and was proved gone: the allocation gets a unit of its own, on the
+        same slots."""
+        current = await allocations.lock(tx, allocation_id)
+        if current is None or current.state is not State.PROVISIONING or current.failing or current.fence != fence:
+            return Verdict.STALE
+        if current.stock_id is not None:
+            await handoffs.forget(tx, allocation_id, why)
         return Verdict.DONE
 
     async def abandon(self, tx: Tx, allocation_id: str, fence: int, *, why: str) -> Verdict:

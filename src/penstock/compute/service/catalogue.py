@@ -1,16 +1,22 @@
 """SKUs and quotas: read by everyone, written by operators."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from penstock.compute.model import ANY_MODEL, Limits, Sku
+from penstock.compute.model import Limits, Sku
 from penstock.compute.ports import Projects
-from penstock.compute.store import catalogue, claims
+from penstock.compute.store import catalogue, room
+from penstock.compute.store.room import Free
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import Denied, Invalid, NotFound
 from penstock.wire.rest import QuotaPut, SkuPut
+from penstock.wire.tasks import GpuKind
+
+_PROFILE: Final = re.compile(r"([0-9]{1,2}c\.)?[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z0-9.+-]{1,15})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +39,7 @@ class Quota:
 async def offers(conn: Reader, caller: Caller, *, after: str, limit: int) -> Sequence[Offer]:
     """The SKUs, by name."""
     caller.require("skus.read")
-    free = await claims.free_by_model(conn)
+    free = await room.by_sort(conn, project_id=caller.project_id)
     return [_offer(sku, free) for sku in await catalogue.skus(conn, after=after, limit=limit)]
 
 
@@ -43,7 +49,7 @@ async def offer(conn: Reader, caller: Caller, name: str) -> Offer:
     found = await catalogue.sku(conn, name)
     if found is None:
         raise NotFound("no object with this id")
-    return _offer(found, await claims.free_by_model(conn))
+    return _offer(found, await room.by_sort(conn, project_id=caller.project_id))
 
 
 async def put_offer(tx: Tx, caller: Caller, name: str, body: SkuPut) -> Offer:
@@ -52,6 +58,7 @@ async def put_offer(tx: Tx, caller: Caller, name: str, body: SkuPut) -> Offer:
     _operators_only(caller)
     if len(set(body.gpu_counts)) != len(body.gpu_counts):
         raise Invalid("gpu_counts must not repeat", field="gpu_counts")
+    _check_share(body)
     sku = Sku(
         name=name,
         description=body.description,
@@ -63,17 +70,33 @@ async def put_offer(tx: Tx, caller: Caller, name: str, body: SkuPut) -> Offer:
         processes_max=body.processes_max,
         scratch_bytes=body.scratch_bytes,
         enabled=body.enabled,
+        share=GpuKind(body.share),
+        mig_profile=body.mig_profile,
+        share_memory_bytes_min=body.share_memory_bytes_min,
     )
     await catalogue.put_sku(tx, sku)
     await audit.record(
-        tx, caller.actor, "skus.write", name, detail={"price": sku.price_microusd_per_gpu_hour, "enabled": sku.enabled}
+        tx,
+        caller.actor,
+        "skus.write",
+        name,
+        detail={"price": sku.price_microusd_per_gpu_hour, "share": sku.share, "enabled": sku.enabled},
     )
-    return _offer(sku, await claims.free_by_model(tx))
+    return _offer(sku, await room.by_sort(tx, project_id=caller.project_id))
 
 
-def _offer(sku: Sku, free: dict[str, int]) -> Offer:
-    count = sum(free.values()) if sku.gpu_model == ANY_MODEL else free.get(sku.gpu_model, 0)
-    return Offer(sku=sku, gpus_free=count)
+def _check_share(body: SkuPut) -> None:
+    """Only a MIG share has a profile, and only an MPS share a size of its own."""
+    if (body.share == GpuKind.MIG) != bool(body.mig_profile):
+        raise Invalid("mig_profile must be given for a mig share, and for no other", field="mig_profile")
+    if body.mig_profile and not _PROFILE.fullmatch(body.mig_profile):
+        raise Invalid("mig_profile must look like 1g.10gb", field="mig_profile")
+    if body.share_memory_bytes_min and body.share != GpuKind.MPS:
+        raise Invalid("share_memory_bytes_min is for mps shares only", field="share_memory_bytes_min")
+
+
+def _offer(sku: Sku, free: Sequence[Free]) -> Offer:
+    return Offer(sku=sku, gpus_free=sum(sort.free for sort in free if sort.serves(sku)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,21 @@
 """Create: validate, policy, quota, funds, place or wait, fact and audit, all in one transaction.
 
+Slots come from warm stock that fits, else from those that are free, else from stock that does not fit and makes room.
 Locks are taken in the order account, quota, slots.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.compute.errors import OutOfCapacity, Policy, QuotaExceeded
 from penstock.compute.model import Allocation, Draft, Limits, Purpose, Sku
-from penstock.compute.ports import Funds, Secrets
-from penstock.compute.service import validate
+from penstock.compute.ports import Funds, Handoffs, Secrets
+from penstock.compute.service import runtimes, validate
 from penstock.compute.service.place import Placed, place
-from penstock.compute.store import allocations, catalogue, sweeps
+from penstock.compute.service.reclaim import WAITS, Reclaim
+from penstock.compute.service.release import Release
+from penstock.compute.service.stock import HandOver
+from penstock.compute.store import allocations, catalogue, egress, stock, sweeps
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Tx
@@ -29,6 +33,7 @@ class Create:
 
     funds: Funds
     secrets: Secrets
+    handoffs: Handoffs
     limits: Limits
 
     async def __call__(
@@ -39,7 +44,9 @@ class Create:
         validate.request(body)
         offer = validate.shape(await catalogue.sku(tx, body.sku), name=body.sku, gpus=body.gpus)
         secrets = await self.secrets.refer(tx, project_id=caller.project_id, uses=body.secrets) if body.secrets else []
-        draft = _draft(caller, body, offer, purpose, secrets)
+        chosen = await runtimes.choose(tx, caller, body)
+        draft = replace(_draft(caller, body, offer, purpose, secrets), image=chosen.image, runtime=chosen.runtime)
+        draft = replace(draft, egress=await egress.rules(tx, caller.project_id))
         await self.funds.check(
             tx,
             organisation_id=caller.organisation_id,
@@ -59,14 +66,33 @@ class Create:
             )
 
     async def _place_or_wait(self, tx: Tx, draft: Draft, offer: Sku) -> Allocation:
-        found = await _offer_slots(tx, draft, offer)
+        hand_over = HandOver(self.handoffs, self.limits)
+        if made := await hand_over(tx, draft, offer):
+            return made
+        if ahead := await sweeps.waiting_ahead(tx, sku=offer.name, gpus=draft.gpus):
+            # Nobody overtakes them.
+            return await _wait(
+                tx, draft, OutOfCapacity(f"out of capacity: {ahead} earlier requests of this shape are waiting")
+            )
+        found = await place(tx, draft, offer)
         if isinstance(found, Placed):
             return await self._placed(tx, draft, found)
-        if draft.wait_s == 0:
-            raise found
-        return await allocations.insert(
-            tx, draft, node_id=None, reason=f"waiting: {found.detail}", deadline_s=draft.wait_s
-        )
+        if held := await stock.lock_all(tx):
+            # Some may have been in other hands for a moment.
+            return await hand_over(tx, draft, offer) or await self._make_room(tx, draft, offer, held, found)
+        return await _wait(tx, draft, found)
+
+    async def _make_room(
+        self, tx: Tx, draft: Draft, offer: Sku, held: Sequence[str], refusal: PenstockError
+    ) -> Allocation:
+        """Stock gives way. The request waits for that, also if it would not wait for anything else."""
+        room = await Reclaim(Release(self.limits))(tx, draft, offer, held)
+        if room is None:
+            return await _wait(tx, draft, refusal)
+        if isinstance(room, Placed):
+            return await self._placed(tx, draft, room)
+        deadline_s = max(draft.wait_s, self.limits.deadlines.requested_s)
+        return await allocations.insert(tx, draft, node_id=None, reason=WAITS, deadline_s=deadline_s)
 
     async def _placed(self, tx: Tx, draft: Draft, found: Placed) -> Allocation:
         made = await allocations.insert(
@@ -76,12 +102,13 @@ class Create:
         return made
 
 
-async def _offer_slots(tx: Tx, draft: Draft, offer: Sku) -> Placed | PenstockError:
-    """Slots, unless others of the same shape wait already: nobody overtakes them."""
-    ahead = await sweeps.waiting_ahead(tx, sku=offer.name, gpus=draft.gpus)
-    if ahead:
-        return OutOfCapacity(f"out of capacity: {ahead} earlier requests of this shape are waiting")
-    return await place(tx, draft.id, offer, draft.gpus)
+async def _wait(tx: Tx, draft: Draft, refusal: PenstockError) -> Allocation:
+    """For as long as the request allows; by default not at all."""
+    if draft.wait_s == 0:
+        raise refusal
+    return await allocations.insert(
+        tx, draft, node_id=None, reason=f"waiting: {refusal.detail}", deadline_s=draft.wait_s
+    )
 
 
 def _allow(caller: Caller) -> None:

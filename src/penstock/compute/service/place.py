@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.compute.errors import NoSingleNode, OutOfCapacity, Unhealthy
-from penstock.compute.model import Sku
-from penstock.compute.store import claims
+from penstock.compute.model import Draft, Sku
+from penstock.compute.store import claims, room
 from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import PenstockError
+from penstock.wire.tasks import GpuKind
 
 #: Each lost race means that another request got slots, so this many losses in a row mean a crowd, not a gap.
 ATTEMPTS_MAX: Final = 64
@@ -20,28 +21,32 @@ class Placed:
     node_id: str
 
 
-async def place(tx: Tx, allocation_id: str, offer: Sku, gpus: int) -> Placed | PenstockError:
+async def place(tx: Tx, draft: Draft, offer: Sku) -> Placed | PenstockError:
     """Claim slots on one node, or say why not. The allocation's row must be there or follow in the transaction."""
     for _ in range(ATTEMPTS_MAX):
-        slots = await claims.best_fit(tx, gpu_model=offer.gpu_model, gpus=gpus)
+        slots = await room.best_fit(tx, offer, draft.gpus, project_id=draft.project_id)
         if not slots:
-            return await explain(tx, offer, gpus)
-        if await claims.take(tx, allocation_id, slots):
+            return await explain(tx, draft, offer)
+        if await claims.take(tx, draft.id, slots, project_id=draft.project_id):
             return Placed(slots[0].node_id)
     return OutOfCapacity("too many requests compete for the last GPUs; try again", retry_after_s=1)
 
 
-async def explain(conn: Reader, offer: Sku, gpus: int) -> PenstockError:
+async def explain(conn: Reader, draft: Draft, offer: Sku) -> PenstockError:
     """Why no node fits: scattered, out of service, or simply not there."""
-    now = await claims.capacity(conn, offer.gpu_model)
-    wanted = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'} of SKU {offer.name}"
+    now = await room.capacity(conn, offer, project_id=draft.project_id)
+    gpus = draft.gpus
+    wanted = f"{gpus} {offer.thing}{'' if gpus == 1 else 's'} of SKU {offer.name}"
+    # The shares of a GPU by MPS are one project's at a time, so what is free for one is not for another.
+    where, whose = ("GPU", " for this project") if offer.share is GpuKind.MPS else ("node", "")
     if now.free >= gpus:
         return NoSingleNode(
-            f"no single node fits {wanted}: {now.free} are free in all, at most {now.free_on_one_node} on one node"
+            f"no single {where} fits {wanted}: {now.free} are free in all{whose},"
+            f" at most {now.free_in_one_place} on one {where}"
         )
-    if now.blocked_on_one_node >= gpus:
+    if now.with_blocked >= gpus:
         return Unhealthy(
             f"{wanted} would fit, but nodes or GPUs are out of service (cordoned, unreachable, quarantined or not"
-            f" proved clean); {now.free} {'is' if now.free == 1 else 'are'} free"
+            f" proved clean); {now.free} {'is' if now.free == 1 else 'are'} free{whose}"
         )
-    return OutOfCapacity(f"out of capacity: {wanted} asked for, {now.free} free")
+    return OutOfCapacity(f"out of capacity: {wanted} asked for, {now.free} free{whose}")

@@ -68,7 +68,7 @@ class Release:
         change = Change(reason=reason, deadline_s=self.limits.deadlines.releasing_s, billing_ended_at=ended_at)
         moved = await allocations.move(tx, current, event, change)
         if event is Event.RETRY:
-            await claims.take_back(tx, current.id)
+            await claims.take_back(tx, current.id, project_id=current.project_id)
         await audit.record(
             tx,
             actor,

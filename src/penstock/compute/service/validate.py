@@ -7,7 +7,7 @@ from typing import Final
 from penstock.compute.errors import BadDigest, BadGpuCount, BadImage, ReservedEnv, UnknownSku
 from penstock.compute.model import Sku
 from penstock.kit.errors import Invalid
-from penstock.wire.rest import AllocationCreate
+from penstock.wire.rest import AllocationCreate, SecretUse
 from penstock.wire.tasks import RESERVED_ENV_PREFIXES
 
 ENV_BYTES_MAX: Final = 32 << 10
@@ -25,6 +25,7 @@ def request(body: AllocationCreate) -> None:
     image(body.image)
     environment(body.env)
     command(body.command)
+    secrets(body.secrets, body.env)
     if len(set(body.ports)) != len(body.ports):
         raise Invalid("ports must not repeat", field="ports")
 
@@ -41,14 +42,18 @@ def image(name: str) -> None:
 def environment(env: Mapping[str, str]) -> None:
     """Names that a shell would take, none of them reserved, and not too much of it."""
     for name, value in env.items():
-        if not _ENV_NAME.fullmatch(name):
-            raise Invalid("env names must be letters, digits and underscores, at most 128, no digit first", field="env")
-        if name.upper().startswith(RESERVED_ENV_PREFIXES):
-            reserved = ", ".join(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)
-            raise ReservedEnv(f"env {name} is reserved (reserved_env): {reserved}", field="env")
+        _variable(name, "env")
         _no_nul(value, "env")
     if sum(len(name) + len(value.encode()) for name, value in env.items()) > ENV_BYTES_MAX:
         raise Invalid(f"env must be at most {ENV_BYTES_MAX} bytes in all", field="env")
+
+
+def _variable(name: str, field: str) -> None:
+    if not _ENV_NAME.fullmatch(name):
+        raise Invalid("env names must be letters, digits and underscores, at most 128, no digit first", field=field)
+    if name.upper().startswith(RESERVED_ENV_PREFIXES):
+        reserved = ", ".join(f"{prefix}*" for prefix in RESERVED_ENV_PREFIXES)
+        raise ReservedEnv(f"env {name} is reserved (reserved_env): {reserved}", field=field)
 
 
 def command(argv: Sequence[str]) -> None:
@@ -59,6 +64,17 @@ def command(argv: Sequence[str]) -> None:
         raise Invalid(f"command must be at most {COMMAND_BYTES_MAX} bytes in all", field="command")
     if argv and not argv[0]:
         raise Invalid("command must begin with a program", field="command")
+
+
+def secrets(uses: Sequence[SecretUse], env: Mapping[str, str]) -> None:
+    """Each secret once, in variables that a tenant may set and that nothing else sets."""
+    if len({use.name for use in uses}) != len(uses):
+        raise Invalid("secrets must not repeat", field="secrets")
+    variables = [use.env for use in uses if use.env]
+    if len(set(variables)) != len(variables) or not env.keys().isdisjoint(variables):
+        raise Invalid("secrets must not set a variable that is set already", field="secrets")
+    for name in variables:
+        _variable(name, "secrets")
 
 
 def _no_nul(text: str, field: str) -> None:

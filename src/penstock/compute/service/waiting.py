@@ -6,9 +6,12 @@ from typing import Final
 from penstock.compute import metrics
 from penstock.compute.model import Allocation, Event, Limits
 from penstock.compute.service.place import Placed, place
-from penstock.compute.store import allocations, catalogue, claims, sweeps
+from penstock.compute.service.reclaim import WAITS, Reclaim, Reserved
+from penstock.compute.service.release import Release
+from penstock.compute.store import allocations, catalogue, claims, stock, sweeps
 from penstock.compute.store.allocations import Change
 from penstock.kit.db import Database, Tx
+from penstock.kit.errors import PenstockError
 from penstock.wire import subjects
 
 BATCH: Final = 200
@@ -39,7 +42,14 @@ class Waiting:
             return False
         offer = await catalogue.sku(tx, waits.sku)
         assert offer is not None
-        found = await place(tx, waits.id, offer, waits.gpus)
+        # It may hold slots of stock that yielded to it, while others never came.
+        await claims.free(tx, waits.id)
+        found: Placed | Reserved | PenstockError = await place(tx, waits, offer)
+        if not isinstance(found, Placed) and (held := await stock.lock_all(tx)):
+            found = await Reclaim(Release(self.limits))(tx, waits, offer, held) or found
+        if isinstance(found, Reserved):
+            await allocations.explain(tx, waits.id, WAITS)
+            return False
         if not isinstance(found, Placed):
             full.add((waits.sku, waits.gpus))
             await allocations.explain(tx, waits.id, f"waiting: {found.detail}")
@@ -63,5 +73,7 @@ class Waiting:
 def _too_late(request: Allocation) -> str:
     if request.node_id is None:
         why = request.reason.removeprefix("waiting: ")
+        if request.wait_s == 0:
+            return f"no room could be made in time ({why})"
         return f"no capacity within {request.wait_s} s" + (f" ({why})" if why else "")
     return "provisioning did not start in time"

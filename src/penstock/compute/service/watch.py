@@ -79,6 +79,10 @@ class Watch:
         """Those of the nodes that something is on and should leave."""
         return await sweeps.occupied(conn, node_ids)
 
+    async def holding(self, conn: Reader, slot_ids: Sequence[str]) -> dict[str, str]:
+        """Allocation → one of these slots that it holds, of those that are not on their way out."""
+        return await sweeps.holding(conn, slot_ids)
+
     async def unreleased(self, conn: Reader, node_ids: Sequence[str], *, at_once: bool = False) -> Sequence[str]:
         """Failed releases on these nodes whose next try is due, or all of them."""
         if at_once:

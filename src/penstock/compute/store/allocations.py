@@ -1,4 +1,4 @@
-"""Allocations and their timelines. `move` is the only statement that writes the state column."""
+"""Allocations and their timelines. `move` writes the state column, and besides it only `handoffs.hand_over`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -294,3 +294,14 @@ async def any_unended(conn: Reader, project_id: str) -> bool:
     return await conn.fetchval(
         "select exists (select 1 from compute.allocations where project_id = $1 and ended_at is null)", project_id
     )
+
+
+async def secrets_referred(conn: Reader, project_ids: Sequence[str]) -> set[tuple[str, str, int]]:
+    """(project, name, version) of every secret that an allocation which has not ended was made with."""
+    rows = await conn.fetch(
+        "select distinct a.project_id, s ->> 'name' as name, (s ->> 'version')::bigint as version"
+        " from compute.allocations a cross join jsonb_array_elements(a.secrets) s"
+        " where a.project_id = any($1) and a.ended_at is null",
+        project_ids,
+    )
+    return {(row["project_id"], row["name"], row["version"]) for row in rows}

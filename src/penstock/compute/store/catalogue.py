@@ -5,14 +5,19 @@ from typing import Any, Final
 
 from penstock.compute.model import Sku
 from penstock.kit.db import Reader, Row, Tx
+from penstock.wire.tasks import GpuKind
 
 _FIELDS: Final = tuple(Sku.__dataclass_fields__)
 _COLUMNS: Final = ", ".join(_FIELDS)
 
 
+_LOCK_QUOTA: Final = "select gpus_max from compute.quotas where project_id = $1 for update"
+
+
 def _of_row(row: Row) -> Sku:
     values: dict[str, Any] = {name: row[name] for name in _FIELDS}
     values["gpu_counts"] = tuple(row["gpu_counts"])
+    values["share"] = GpuKind(row["share"])
     return Sku(**values)
 
 
@@ -46,10 +51,13 @@ async def put_sku(tx: Tx, offer: Sku) -> None:
 
 async def lock_quota(tx: Tx, project_id: str, *, gpus_max_default: int) -> tuple[int, int]:
     """(limit, used) of the project, with its quota locked so that creates count one by one."""
-    await tx.execute(
-        "insert into compute.quotas (project_id) values ($1) on conflict (project_id) do nothing", project_id
-    )
-    limit = await tx.fetchval("select gpus_max from compute.quotas where project_id = $1 for update", project_id)
+    row = await tx.fetchrow(_LOCK_QUOTA, project_id)
+    if row is None:
+        await tx.execute(
+            "insert into compute.quotas (project_id) values ($1) on conflict (project_id) do nothing", project_id
+        )
+        row = await tx.fetchrow(_LOCK_QUOTA, project_id)
+    limit = row["gpus_max"] if row else None
     used = await tx.fetchval("select gpus_used from compute.quota_use where project_id = $1", project_id)
     return gpus_max_default if limit is None else limit, used or 0
 

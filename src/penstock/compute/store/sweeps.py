@@ -105,13 +105,13 @@ async def take_overdue(tx: Tx, *, pause_s: float, limit: int) -> Sequence[str]:
 
 async def waiting(conn: Reader, limit: int) -> Sequence[str]:
     """Waiting requests in the order in which capacity is offered: one per project and round, the project that was
-    served longest ago first; within a project the oldest first."""
+    served longest ago first; within a project the oldest first. Those that stock is being stopped for have theirs."""
     rows = await conn.fetch(
         """
         with queue as (
             select id, project_id, created_at,
                 row_number() over (partition by project_id order by created_at, id) as round
-            from compute.allocations where state = 'requested' and node_id is null
+            from compute.waiting where not reserved
         )
         select q.id from queue q
         left join lateral (
@@ -136,10 +136,9 @@ async def take_waiting(tx: Tx, allocation_id: str) -> Allocation | None:
 
 
 async def waiting_ahead(conn: Reader, *, sku: str, gpus: int) -> int:
-    """How many requests of this shape wait already."""
+    """How many requests of this shape wait already, and have nothing in sight."""
     return await conn.fetchval(
-        "select count(*) from compute.allocations where state = 'requested' and node_id is null"
-        " and sku = $1 and gpus = $2",
+        "select count(*) from compute.waiting where sku = $1 and gpus = $2 and not reserved",
         sku,
         gpus,
     )
@@ -197,13 +196,17 @@ class Orphan:
 
 
 async def orphans(conn: Reader, *, grace_s: float, limit: int) -> Sequence[Orphan]:
-    """Units reported well after their allocation ended, or that never had one here."""
+    """Units reported well after their allocation ended, or that never had one here. A unit that was handed over has
+    had two: the later one counts."""
     rows = await conn.fetch(
         """
         select u.unit_id, u.node_id, a.id as allocation_id, coalesce(a.fence, 0) as fence,
             floor(extract(epoch from clock_timestamp()) / 60)::bigint as minute
         from fleet.units u
-        left join compute.allocations a on a.unit_id = u.unit_id
+        left join lateral (
+            select id, fence, node_id, ended_at from compute.allocations
+            where unit_id = u.unit_id order by ended_at desc nulls first, id desc limit 1
+        ) a on true
         where u.since < clock_timestamp() - make_interval(secs => $1)
             and (a.id is null or a.node_id is distinct from u.node_id
                 or a.ended_at < u.reported_at - make_interval(secs => $1))
@@ -258,6 +261,18 @@ async def occupied(conn: Reader, node_ids: Sequence[str]) -> Sequence[str]:
         node_ids,
     )
     return [row["node_id"] for row in rows]
+
+
+async def holding(conn: Reader, slot_ids: Sequence[str]) -> dict[str, str]:
+    """Allocation → the first of these slots that it holds, of those that are not on their way out."""
+    rows = await conn.fetch(
+        "select c.allocation_id, min(c.slot_id) as slot_id from compute.claims c"
+        " join compute.allocations a on a.id = c.allocation_id"
+        " where c.slot_id = any($1) and c.released_at is null"
+        " and a.state in ('requested', 'provisioning', 'active') group by c.allocation_id order by 1",
+        slot_ids,
+    )
+    return {row["allocation_id"]: row["slot_id"] for row in rows}
 
 
 async def unreleased(

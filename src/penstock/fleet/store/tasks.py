@@ -1,5 +1,6 @@
 """The rows of node tasks and the fences of allocations."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,19 +36,66 @@ class Leased:
     waited_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """So many tasks of the node are wanted for this link."""
+
+    node_id: str
+    link_id: str
+    count: int
+
+
 def _values(row: Row) -> dict[str, Any]:
     values: dict[str, Any] = dict(row)
     values["state"] = TaskState(row["state"])
     return values
 
 
-async def find_repeated(tx: Tx, dedupe_key: str) -> tuple[datetime, str | None]:
-    """The database's time, and the task that was dispatched under this key before."""
-    row = await tx.fetchrow(
-        "select clock_timestamp() as at, (select id from fleet.tasks where dedupe_key = $1) as id", dedupe_key
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Before a task is signed: the database's time, the task that was dispatched under its key before, the allocation's
+    fence, and whether this is the first that the fleet hears of it."""
+
+    at: datetime
+    repeated: str | None
+    fence: int
+    first: bool
+
+
+#: An inserted row has no other version, which is what `xmax` tells.
+_PREPARE = """
+with repeated as (
+    select id from fleet.tasks where dedupe_key = $1
+), raised as (
+    insert into fleet.fences as f (allocation_id, fence)
+    select $2, $3 where $2::text is not null and not exists (select 1 from repeated)
+    on conflict (allocation_id) do update
+       set fence = greatest(f.fence, excluded.fence), changed_at = clock_timestamp()
+    returning fence, xmax = 0 as first
+)
+select clock_timestamp() as at, (select id from repeated) as repeated,
+       coalesce((select fence from raised), $3) as fence, coalesce((select first from raised), true) as first
+"""
+
+
+async def prepare(tx: Tx, dedupe_key: str, allocation_id: str | None, fence: int) -> Ready:
+    """Look for the task, and raise the allocation's fence, unless it is higher already or the task is there."""
+    row = await tx.fetchrow(_PREPARE, dedupe_key, allocation_id, fence)
     assert row is not None
-    return row["at"], row["id"]
+    return Ready(**row)
+
+
+async def fence_off(tx: Tx, allocation_id: str, fence: int) -> list[str]:
+    """End the open tasks under lower fences. One that was never sent has certainly had no effect."""
+    rows = await tx.fetch(
+        "update fleet.tasks set state = case when attempts = 0 then 'refused' else 'expired' end,"
+        " error_code = 'stale_fence', detail = 'a task under a higher fence was dispatched',"
+        " finished_at = clock_timestamp()"
+        " where allocation_id = $1 and fence < $2 and state in ('queued', 'leased') returning id",
+        allocation_id,
+        fence,
+    )
+    return [row["id"] for row in rows]
 
 
 async def insert(tx: Tx, task: NewTask) -> str:
@@ -71,61 +119,49 @@ async def insert(tx: Tx, task: NewTask) -> str:
     return made or await tx.fetchval("select id from fleet.tasks where dedupe_key = $1", task.dedupe_key)
 
 
-async def raise_fence(tx: Tx, allocation_id: str, fence: int) -> int:
-    """The allocation's fence afterwards: never lower than it was."""
-    return await tx.fetchval(
-        "insert into fleet.fences as f (allocation_id, fence) values ($1, $2)"
-        " on conflict (allocation_id) do update"
-        " set fence = greatest(f.fence, excluded.fence), changed_at = clock_timestamp() returning fence",
-        allocation_id,
-        fence,
-    )
-
-
-async def fence_off(tx: Tx, allocation_id: str, fence: int) -> list[str]:
-    """End the open tasks under lower fences. One that was never sent has certainly had no effect."""
-    rows = await tx.fetch(
-        "update fleet.tasks set state = case when attempts = 0 then 'refused' else 'expired' end,"
-        " error_code = 'stale_fence', detail = 'a task under a higher fence was dispatched',"
-        " finished_at = clock_timestamp()"
-        " where allocation_id = $1 and fence < $2 and state in ('queued', 'leased') returning id",
-        allocation_id,
-        fence,
-    )
-    return [row["id"] for row in rows]
-
-
+#: Nothing waits for the disk here: a lease that a crash of the database takes back is given again.
 _LEASE = """
 with picked as (
-    select t.id from fleet.tasks t
-     where t.node_id = $1 and t.state in ('queued', 'leased')
-       and (t.state = 'queued' or t.leased_until < clock_timestamp())
-       and t.expires_at > clock_timestamp()
-       and exists (select 1 from fleet.links l where l.node_id = $1 and l.link_id = $2)
-     order by t.seq limit $3 for update skip locked
+    select t.id, w.link_id
+      from unnest($1::text[], $2::text[], $3::int[]) w(node_id, link_id, count)
+      join fleet.links l on l.node_id = w.node_id and l.link_id = w.link_id
+      cross join lateral (
+        select o.id from fleet.tasks o
+         where o.node_id = w.node_id and o.state in ('queued', 'leased')
+           and (o.state = 'queued' or o.leased_until < clock_timestamp())
+           and o.expires_at > clock_timestamp()
+         order by o.seq limit w.count for update skip locked) t
 ), leased as (
     update fleet.tasks t
-       set state = 'leased', attempts = attempts + 1, leased_by = $2,
+       set state = 'leased', attempts = attempts + 1, leased_by = picked.link_id,
            leased_until = clock_timestamp() + make_interval(secs => $4)
       from picked where t.id = picked.id
-    returning t.id, t.seq, t.body, t.key_id, t.signature, t.attempts,
+    returning t.id, t.seq, t.leased_by, t.body, t.key_id, t.signature,
               extract(epoch from clock_timestamp() - t.created_at)::float8 as waited_s
 )
-select * from leased order by seq
+select leased.* from leased, (select set_config('synchronous_commit', 'off', true)) as unflushed order by seq
 """
 
 
-async def lease(tx: Tx, *, node_id: str, link_id: str, count: int, lease_s: float) -> list[Leased]:
-    """The oldest waiting tasks of the node, for its current link."""
-    rows = await tx.fetch(_LEASE, node_id, link_id, count, lease_s)
-    return [
-        Leased(
-            id=row["id"],
-            signed=SignedTask(body=row["body"], key_id=row["key_id"], signature=row["signature"]),
-            waited_s=row["waited_s"],
-        )
-        for row in rows
-    ]
+async def lease(conn: Reader, wants: Sequence[Want], *, lease_s: float) -> dict[str, list[Leased]]:
+    """The oldest waiting tasks of these nodes, by link; none for a link that another has superseded."""
+    nodes, links, counts = zip(*((want.node_id, want.link_id, want.count) for want in wants), strict=True)
+    leased: dict[str, list[Leased]] = {}
+    for row in await conn.fetch(_LEASE, nodes, links, counts, lease_s):
+        signed = SignedTask(body=row["body"], key_id=row["key_id"], signature=row["signature"])
+        task = Leased(id=row["id"], signed=signed, waited_s=row["waited_s"])
+        leased.setdefault(row["leased_by"], []).append(task)
+    return leased
+
+
+async def give_back(conn: Reader, link_ids: list[str], *, except_ids: list[str]) -> None:
+    """These links do not know of any leased task but those excepted: the others are for anybody again."""
+    await conn.execute(
+        "update fleet.tasks set state = 'queued', leased_by = null, leased_until = null"
+        " where leased_by = any($1) and state = 'leased' and not id = any($2)",
+        link_ids,
+        except_ids,
+    )
 
 
 async def free_leases(tx: Tx, node_id: str) -> None:
@@ -172,14 +208,35 @@ class Sent:
 
     type: str
     state: TaskState
+    allocation_id: str | None
     fence: int
     fence_now: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A task of a node that can still be done, and the link that has it."""
+
+    body: bytes
+    leased_by: str | None
+
+
+async def held(conn: Reader, task_id: str, node_id: str) -> Held | None:
+    """The task, while it is open, in time and under its allocation's fence."""
+    row = await conn.fetchrow(
+        "select t.body, t.leased_by from fleet.tasks t left join fleet.fences f on f.allocation_id = t.allocation_id"
+        " where t.id = $1 and t.node_id = $2 and t.state in ('queued', 'leased') and t.attempts > 0"
+        " and t.expires_at > clock_timestamp() and coalesce(f.fence, t.fence) <= t.fence",
+        task_id,
+        node_id,
+    )
+    return Held(**row) if row else None
 
 
 async def lock_sent(tx: Tx, task_id: str, node_id: str) -> Sent | None:
     """The task, if it ever went to this node; held until the transaction ends."""
     row = await tx.fetchrow(
-        "select t.type, t.state, t.fence, coalesce(f.fence, t.fence) as fence_now"
+        "select t.type, t.state, t.allocation_id, t.fence, coalesce(f.fence, t.fence) as fence_now"
         " from fleet.tasks t left join fleet.fences f on f.allocation_id = t.allocation_id"
         " where t.id = $1 and t.node_id = $2 and t.attempts > 0 for update of t",
         task_id,

@@ -2,11 +2,14 @@
 
 from penstock.identity import store
 from penstock.identity.model import Organisation, PrincipalKind, User
+from penstock.identity.store import logins
 from penstock.kit import audit, outbox
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
+from penstock.kit.errors import Conflict, NotFound
 from penstock.kit.ids import new_id
 from penstock.kit.outbox import Event
+from penstock.wire import subjects
 
 
 async def create_organisation(tx: Tx, caller: Caller, name: str) -> Organisation:
@@ -58,6 +61,20 @@ async def create_user(tx: Tx, caller: Caller, *, issuer: str, subject: str, disp
         ),
     )
     return User(id=user_id, issuer=issuer, subject=subject, display_name=display_name, created_at=created_at)
+
+
+async def set_user_disabled(tx: Tx, caller: Caller, user_id: str, *, disabled: bool) -> User:
+    """Shut a person out, whatever keys and sessions they have; or let them in again, to log in anew."""
+    caller.require("users.write")
+    if disabled and user_id == caller.principal_id:
+        raise Conflict("you cannot disable yourself")
+    changed = await store.set_user_disabled(tx, user_id, disabled=disabled)
+    if changed is None:
+        raise NotFound("no user with this id")
+    await logins.revoke_sessions_of(tx, user_id)
+    await audit.record(tx, caller.actor, "users.disable" if disabled else "users.enable", user_id)
+    tx.hint(subjects.REVOKED)
+    return changed
 
 
 async def list_users(conn: Reader, caller: Caller, *, after: str, limit: int) -> list[User]:

@@ -5,6 +5,7 @@ from penstock.identity.errors import ProjectOccupied
 from penstock.identity.model import DEFAULT_PROJECT, PrincipalKind, Project, Role
 from penstock.identity.ports import Occupancy
 from penstock.identity.service import policy
+from penstock.identity.store import logins
 from penstock.kit import audit, outbox
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
@@ -43,8 +44,17 @@ async def show(conn: Reader, caller: Caller, project_id: str) -> Project:
 
 
 async def list_projects(conn: Reader, caller: Caller, *, after: str, limit: int) -> list[Project]:
-    """Those that this caller's key can act in."""
+    """Those that this caller's key or login can act in."""
     caller.require("projects.read")
+    if caller.login is not None and not caller.operator:
+        return await logins.granted_projects(
+            conn,
+            principal_id=caller.principal_id,
+            provider=caller.login.provider,
+            groups=caller.login.groups,
+            after=after,
+            limit=limit,
+        )
     roams = caller.role == Role.OWNER and caller.principal_kind == PrincipalKind.USER
     own = not caller.operator and not roams
     return await store.list_projects(

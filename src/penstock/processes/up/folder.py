@@ -92,6 +92,11 @@ class DataFolder:
         return self.path / "secrets"
 
     @property
+    def objects(self) -> Path:
+        """The bytes of objects, unless they are in a bucket."""
+        return self.path / "objects"
+
+    @property
     def node(self) -> Path:
         """State of the local node's agent."""
         return self.path / "node"

@@ -17,8 +17,15 @@ from penstock.processes.up.folder import DataFolder, Ports
 from penstock.processes.up.supervisor import Program
 
 CONTROL: Final = ("relay", "worker", "api", "gateway")
+_OBJECTS: Final = (
+    "OBJECTS_URL",
+    "OBJECTS_ENDPOINT",
+    "OBJECTS_REGION",
+    "OBJECTS_ACCESS_KEY_ID",
+    "OBJECTS_SECRET_ACCESS_KEY",
+)
 #: Settings that say where truth and keys are: the agent, which serves tenants, must not even know them.
-_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR")
+_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR", *_OBJECTS)
 _HEALTH_TIMEOUT_S: Final = 2.0
 #: The agent stops its units first.
 _AGENT_GRACE_S: Final = 45.0
@@ -69,6 +76,7 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
         "PENSTOCK_TEMPORAL_ADDRESS": addresses.temporal_address,
         "PENSTOCK_PKI_DIR": str(folder.pki),
         "PENSTOCK_SECRETS_DIR": environ.get("PENSTOCK_SECRETS_DIR", "") or str(folder.secrets),
+        "PENSTOCK_OBJECTS_URL": environ.get("PENSTOCK_OBJECTS_URL", "") or folder.objects.absolute().as_uri(),
         "PENSTOCK_API_HOST": addresses.ports.host,
         "PENSTOCK_GATEWAY_HOST": addresses.ports.host,
         "PENSTOCK_GATEWAY_LINK_HOST": addresses.ports.host,

@@ -1,7 +1,7 @@
 """SKUs, quotas and allocations."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,7 +10,11 @@ from penstock.wire.rest.common import Body, Labels, Name, Slug
 
 
 class SkuPut(Body, frozen=True):
-    """Define or change an offer; operators only. The price of running allocations does not change."""
+    """Define or change an offer; operators only. The price of running allocations does not change.
+
+    `share` is gpu for whole GPUs, mig for MIG instances of `mig_profile`, or mps for MPS shares with at least
+    `share_memory_bytes_min` of GPU memory. Counts and prices are then those of shares.
+    """
 
     description: Annotated[str, Meta(max_length=255)]
     gpu_model: Annotated[str, Meta(max_length=127)]
@@ -20,11 +24,14 @@ class SkuPut(Body, frozen=True):
     cpus_per_gpu: Annotated[float, Meta(gt=0, le=1024)]
     processes_max: Annotated[int, Meta(ge=16, le=1_000_000)] = 4096
     scratch_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 10 << 30
+    share: Literal["gpu", "mig", "mps"] = "gpu"
+    mig_profile: Annotated[str, Meta(max_length=31)] = ""
+    share_memory_bytes_min: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     enabled: bool = True
 
 
 class Sku(msgspec.Struct, frozen=True, kw_only=True):
-    """An offer. `gpu_model` is a model name or `*`."""
+    """An offer. `gpu_model` is a model name or `*`; `share` is gpu, mig or mps."""
 
     name: str
     description: str
@@ -37,6 +44,9 @@ class Sku(msgspec.Struct, frozen=True, kw_only=True):
     scratch_bytes: int
     enabled: bool
     gpus_free: int
+    share: str = "gpu"
+    mig_profile: str = ""
+    share_memory_bytes_min: int = 0
 
 
 class QuotaPut(Body, frozen=True):
@@ -51,6 +61,27 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
     gpus_max: int
     gpus_used: int
+
+
+class StockFloorPut(Body, frozen=True):
+    """How many units are kept ready that have this many GPUs and this image; operators only."""
+
+    floor: Annotated[int, Meta(ge=0, le=1000)]
+    gpus: int = 1
+    image: Annotated[str, Meta(max_length=255)] = "python:3"
+
+
+class StockFloor(msgspec.Struct, frozen=True, kw_only=True):
+    """A floor, and what there is. `handed_over` counts the last hour; `reason` says why the stock is short."""
+
+    sku: str
+    gpus: int
+    image: str
+    floor: int
+    ready: int
+    starting: int
+    handed_over: int
+    reason: str
 
 
 class SecretUse(Body, frozen=True):
@@ -77,6 +108,34 @@ class AllocationCreate(Body, frozen=True):
     wait_s: Annotated[int, Meta(ge=0, le=7 * 24 * 3600)] = 0
 
 
+class RuntimePut(Body, frozen=True, kw_only=True):
+    """Define or change an environment: the packages of a lock on top of a base image. Every line of the lock is
+    `name==version` with at least one `--hash=sha256:…`. What was made with it before stays as it is."""
+
+    base: Annotated[str, Meta(max_length=255)] = "python:3"
+    lock: Annotated[str, Meta(max_length=512 << 10)]
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment of a project. `digest` names its content, `version` counts its changes; `lock` is in its normal
+    form, and left out of lists."""
+
+    name: str
+    digest: str
+    base: str
+    packages: int
+    version: int
+    created_at: datetime
+    updated_at: datetime
+    lock: str = ""
+
+
+class EgressRules(Body, frozen=True):
+    """Where a project's units may connect to, such as `pypi.org`, `*.example.com:443` or `*`; none means nowhere."""
+
+    rules: Annotated[list[Annotated[str, Meta(min_length=1, max_length=300)]], Meta(max_length=100)]
+
+
 class AllocationUpdate(Body, frozen=True):
     """Change the name or the labels."""
 
@@ -93,7 +152,8 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim of a project on a slice of a node. `reason` says why it waits, failed or is being released."""
+    """A claim of a project on a slice of a node. `reason` says why it waits, failed or is being released. `runtime` is
+    the digest of its environment, empty for the image's own."""
 
     id: str
     project_id: str
@@ -116,6 +176,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     deadline_at: datetime | None
     version: int
     access_urls: dict[str, str]
+    runtime: str = ""
     timeline: list[TimelineEntry] = []
 
 

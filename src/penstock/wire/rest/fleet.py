@@ -51,8 +51,44 @@ class RenewRequest(Body, frozen=True):
     csr_pem: Annotated[str, Meta(max_length=8192)]
 
 
+class GpuReadings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU's sensors last showed; none where it has no such sensor. Memory errors are counted since its driver
+    was loaded, faults since its agent started."""
+
+    at: datetime
+    temperature_c: int | None
+    power_w: float | None
+    utilization_percent: int | None
+    memory_used_bytes: int | None
+    ecc_corrected: int | None
+    ecc_uncorrected: int | None
+    faults: int
+
+
+class GpuQuarantine(msgspec.Struct, frozen=True, kw_only=True):
+    """Out of service until a probe passes. `cause`: failed or operator. `well_since`: since when its node reports it
+    healthy. `probe_detail`: why the last probe did not pass."""
+
+    cause: str
+    detail: str
+    since: datetime
+    well_since: datetime | None
+    probing: bool
+    probe_detail: str
+
+
+class GpuQuarantineOrder(Body, frozen=True):
+    """Why; and whether what runs on the GPU has to leave."""
+
+    reason: Annotated[str, Meta(max_length=255)] = ""
+    drain: bool = False
+
+
 class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of a node and its slot."""
+    """One GPU of a node, or a share of one, and its slot.
+
+    `kind` is gpu, mig or mps. A share is part of the GPU `gpu_uuid`, and has a MIG `profile` or a part of the threads.
+    """
 
     slot_id: str
     uuid: str
@@ -63,6 +99,14 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     health: str
     health_detail: str
     allocation_id: str | None = None
+    kind: str = "gpu"
+    gpu_uuid: str = ""
+    profile: str = ""
+    threads_percent: int = 100
+    numa_node: int = -1
+    nvlink_domain: str = ""
+    quarantine: GpuQuarantine | None = None
+    readings: GpuReadings | None = None
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

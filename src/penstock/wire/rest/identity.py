@@ -1,4 +1,4 @@
-"""Organisations, projects, people and keys."""
+"""Organisations, projects, people, keys, identity providers and sessions."""
 
 from datetime import datetime
 from typing import Annotated
@@ -7,6 +7,11 @@ import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body, Name
+
+#: A provider's token, an audience or a client's name: printable ASCII, so that it can stand in a header or a URL.
+Token = Annotated[str, Meta(min_length=1, max_length=16_384, pattern=r"^[\x21-\x7e]+$")]
+Printable = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
+GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class Whoami(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +25,8 @@ class Whoami(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     operator: bool
     key_id: str | None
+    #: The session that the caller logged in with, if not by a key.
+    session_id: str | None = None
     #: Where units' ports and commands are reached.
     gateway_url: str
 
@@ -92,6 +99,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     subject: str
     display_name: str
     created_at: datetime
+    disabled_at: datetime | None = None
 
 
 class ServiceAccountCreate(Body, frozen=True):
@@ -141,3 +149,109 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 
     key: Key
     secret: str
+
+
+class ProviderPut(Body, frozen=True):
+    """An identity provider that people log in with. `issuer` is exactly what its tokens and its discovery document say.
+    Tokens are taken whose audience is `client_id` or one of `audiences`."""
+
+    issuer: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^https?://[\x21-\x7e]+$")]
+    client_id: Printable
+    #: Only for providers that want one from programs on people's machines. Everyone can read it.
+    client_secret: Annotated[str, Meta(max_length=255, pattern=r"^[\x21-\x7e]*$")] = ""
+    audiences: Annotated[list[Printable], Meta(max_length=20)] = []
+    scopes: Annotated[list[Printable], Meta(max_length=20)] = msgspec.field(
+        default_factory=lambda: ["openid", "profile", "email"]
+    )
+    #: The claim that lists a person's groups.
+    groups_claim: Printable = "groups"
+    #: How long a session lasts.
+    session_s: Annotated[int, Meta(ge=60, le=7 * 24 * 3600)] = 12 * 3600
+    enabled: bool = True
+
+
+class IdentityProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """An identity provider as it is configured."""
+
+    name: str
+    issuer: str
+    client_id: str
+    client_secret: str
+    audiences: list[str]
+    scopes: list[str]
+    groups_claim: str
+    session_s: int
+    enabled: bool
+    created_at: datetime
+
+
+class LoginProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program needs to log a person in."""
+
+    name: str
+    issuer: str
+    client_id: str
+    client_secret: str
+    scopes: list[str]
+
+
+class LoginDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """How to log in here. Public."""
+
+    providers: list[LoginProvider]
+
+
+class MappingCreate(Body, frozen=True):
+    """What a group may do: a role in one project or in all projects of an organisation, or everything as an operator.
+    Exactly one of `project_id`, `organisation_id` and `operator` is given; a role with the first two."""
+
+    group: GroupName
+    role: str | None = None
+    project_id: str | None = None
+    organisation_id: str | None = None
+    operator: bool = False
+
+
+class GroupMapping(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group of a provider may do."""
+
+    id: str
+    provider: str
+    group: str
+    role: str | None
+    project_id: str | None
+    organisation_id: str | None
+    operator: bool
+    created_at: datetime
+
+
+class SessionCreate(Body, frozen=True):
+    """A provider's token for this cloud, to be exchanged for a session. A token that carries a nonce is taken only
+    together with it. Each token works once."""
+
+    token: Token
+    nonce: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+
+
+class LoginSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's login. It ends at `expires_at`, or when it is revoked."""
+
+    id: str
+    principal_id: str
+    provider: str
+    groups: list[str]
+    created_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class SessionCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """The only answer that ever shows the session's token. `projects` are those that the person has a role in, the
+    first hundred."""
+
+    session: LoginSession
+    secret: str
+    display_name: str
+    operator: bool
+    projects: list[Project]

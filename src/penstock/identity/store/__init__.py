@@ -238,7 +238,7 @@ async def insert_user(tx: Tx, *, user_id: str, issuer: str, subject: str) -> Non
 async def list_users(conn: Reader, *, organisation_id: str | None, after: str, limit: int) -> list[User]:
     """By id; with an organisation, only those in one of its projects."""
     rows = await conn.fetch(
-        "select u.id, u.issuer, u.subject, p.display_name, p.created_at"
+        "select u.id, u.issuer, u.subject, p.display_name, p.created_at, p.disabled_at"
         "  from identity.users u join identity.principals p on p.id = u.id"
         " where u.id > $2 and ($1::text is null or exists (select 1 from identity.members m"
         "   join identity.projects j on j.id = m.project_id where m.principal_id = u.id and j.organisation_id = $1))"
@@ -275,6 +275,18 @@ async def find_service_account(conn: Reader, project_id: str, account_id: str) -
     """One of the project's service accounts."""
     row = await conn.fetchrow(_ACCOUNT + " where s.project_id = $1 and s.id = $2", project_id, account_id)
     return _as(ServiceAccount, row) if row else None
+
+
+async def set_user_disabled(tx: Tx, user_id: str, *, disabled: bool) -> User | None:
+    """Shut a person out, or let them in again."""
+    row = await tx.fetchrow(
+        "update identity.principals p set disabled_at = case when $2 then coalesce(disabled_at, now()) end"
+        "  from identity.users u where u.id = p.id and p.id = $1"
+        " returning u.id, u.issuer, u.subject, p.display_name, p.created_at, p.disabled_at",
+        user_id,
+        disabled,
+    )
+    return _as(User, row) if row else None
 
 
 async def disable_principal(tx: Tx, principal_id: str) -> None:

@@ -1,0 +1,61 @@
+"""When a node dials again, so that a fleet that lost its gateway does not come back as one.
+
+The first attempt after a sound connection comes soon: mostly it is this node alone that lost it. After a failure the
+pause is drawn from a range that doubles each time and is never shorter than the time in which the gateway can let all
+of its nodes in, which it tells them while they are connected. A gateway that is busy says when to come back.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+#: A connection that stood this long was sound.
+SOUND_AFTER_S: Final = 10.0
+_SHORTEST_S: Final = 0.05
+_BASE_S: Final = 0.1
+_CAP_S: Final = 10.0
+_SOON_S: Final = 1.0
+#: Whatever a gateway says, a node does not wait longer.
+_TOLD_MAX_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Crowd:
+    """What the gateway said of the others: in how many seconds it can let all of its nodes in again."""
+
+    spread_s: float = 0.0
+
+    def tell(self, spread_s: float) -> None:
+        """The gateway just said so."""
+        self.spread_s = min(max(0.0, spread_s), _TOLD_MAX_S)
+
+
+class Pace:
+    """The pauses of one connection that is to be kept. A `second` one of each node comes after the others' first."""
+
+    def __init__(
+        self, crowd: Crowd, *, second: bool = False, uniform: Callable[[float, float], float] = random.uniform
+    ) -> None:
+        self._crowd = crowd
+        self._second = second
+        self._uniform = uniform
+        self._failures = 0
+        self._retry_after_s = 0.0
+
+    def busy(self, retry_after_s: float) -> None:
+        """The gateway asked to be left alone for so long."""
+        self._retry_after_s = min(max(0.0, retry_after_s), _TOLD_MAX_S)
+
+    def pause_s(self, *, stood_s: float) -> float:
+        """How long to wait after a connection, or an attempt at one, that lasted so long."""
+        retry_after_s, self._retry_after_s = self._retry_after_s, 0.0
+        self._failures = 0 if stood_s > SOUND_AFTER_S else self._failures + 1
+        if retry_after_s:
+            return self._uniform(retry_after_s, 2 * retry_after_s)
+        spread_s = self._crowd.spread_s
+        if not self._failures:
+            return self._uniform(_SHORTEST_S, max(_BASE_S, min(_SOON_S, spread_s)))
+        first = spread_s if self._second else 0.0
+        longest = max(spread_s, min(_CAP_S, _BASE_S * 2.0 ** min(self._failures, 20)))
+        return first + self._uniform(_SHORTEST_S, longest)

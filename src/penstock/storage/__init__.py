@@ -1,0 +1,1 @@
+"""Objects: bytes under keys of a project, in a local folder or a bucket."""

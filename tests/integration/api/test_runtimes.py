@@ -1,0 +1,43 @@
+"""Runtimes over the running api: put, read, refuse, delete; never another project's."""
+
+from .conftest import Api, People
+
+LOCK = f"tiny==1.0 --hash=sha256:{'a' * 64}\n"
+
+
+async def test_a_runtime_is_its_projects_own(api: Api, people: People) -> None:
+    mine, theirs = people.owner.key, people.stranger.key
+    put = await api.call("PUT", "/runtimes/vision", key=mine, json={"lock": f"# mine\n{LOCK}"})
+    assert put.status == 200
+    assert (put.json["name"], put.json["packages"], put.json["version"], put.json["lock"]) == ("vision", 1, 1, LOCK)
+    assert (await api.call("GET", "/runtimes/vision", key=mine)).json == put.json
+    listed = (await api.call("GET", "/runtimes?limit=1", key=mine)).json
+    assert listed["items"][0]["lock"] == ""
+    for method in ("GET", "DELETE"):
+        assert (await api.call(method, "/runtimes/vision", key=theirs)).status == 404
+    body = {"sku": "g1.1", "runtime": "vision"}
+    refused = await api.call("POST", "/allocations", key=theirs, json=body)
+    assert (refused.status, refused.error["code"]) == (400, "compute.unknown_runtime")
+    used = await api.call("POST", "/allocations", key=mine, json=body | {"wait_s": 60})
+    assert (used.status, used.json["runtime"]) == (201, put.json["digest"])
+    in_use = await api.call("DELETE", "/runtimes/vision", key=mine)
+    assert (in_use.status, in_use.error["code"]) == (409, "compute.runtime_in_use")
+    assert used.json["id"] in in_use.error["message"]
+
+
+async def test_bad_input_names_its_field_and_changes_nothing(api: Api, people: People) -> None:
+    key = people.owner.key
+    for name, body, code, field in (
+        ("bad", {"lock": "tiny==1.0"}, "compute.bad_lock", "lock"),
+        ("bad", {"lock": "--index-url https://evil.example\n" + LOCK}, "compute.bad_lock", "lock"),
+        ("bad", {"lock": "tiny==1.0 \0" + LOCK}, "invalid_request", "lock"),
+        ("bad", {"lock": "#" * ((512 << 10) + 1)}, "invalid_request", "lock"),
+        ("bad", {"lock": LOCK, "base": "Not An Image"}, "compute.bad_image", "base"),
+        ("bad", {"lock": LOCK, "base": "python@sha256:1"}, "compute.bad_digest", "base"),
+        ("bad", {}, "invalid_request", "lock"),
+        ("bad", {"lock": LOCK, "extra": 1}, "invalid_request", "extra"),
+        ("Bad_Name", {"lock": LOCK}, "invalid_request", "name"),
+    ):
+        answer = await api.call("PUT", f"/runtimes/{name}", key=key, json=body)
+        assert (answer.status, answer.error["code"], answer.error.get("field")) == (400, code, field), answer.content
+        assert (await api.call("GET", f"/runtimes/{name}", key=key)).status == 404
