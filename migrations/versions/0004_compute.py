@@ -106,6 +106,7 @@ STATEMENTS = (
         where purpose = 'stock' and state = 'active'
     """,
     "create index allocations_stock on compute.allocations (sku, gpus, image, ended_at) where purpose = 'stock'",
+    "create index allocations_living_stock on compute.allocations (id) where purpose = 'stock' and ended_at is null",
     "create index allocations_handed on compute.allocations (sku, gpus, image, created_at) where stock_id is not null",
     "create index allocations_yielding on compute.allocations (yields_to) where yields_to is not null",
     "create index allocations_project on compute.allocations (project_id, id)",

@@ -14,6 +14,7 @@ import pytest
 from chaos.invariants import (
     events_are_complete_and_in_order,
     everything_ended,
+    fetch,
     no_unit_is_left,
     sandboxes,
     unit_folders,
@@ -24,6 +25,7 @@ from penstock.sdk.errors import SdkError
 
 KINDS = ("api", "gateway", "worker", "relay", "agent", "nats", "temporal", "postgres")
 TENANTS = 4
+_FROM_STOCK = "select count(*) from compute.allocations where stock_id is not null"
 
 
 async def _come_and_go(client: AsyncClient, dice: random.Random, stop: asyncio.Event) -> int:
@@ -80,6 +82,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
     await asyncio.to_thread(cloud.up)
     stop = asyncio.Event()
     async with AsyncClient(cloud.api, cloud.key, timeout_s=10) as client:
+        await client.stock.put("g1.1", floor=2)
         tenants = [asyncio.create_task(_come_and_go(client, dice, stop)) for _ in range(TENANTS)]
         order = [KINDS[number % len(KINDS)] for number in range(kills)]
         dice.shuffle(order)
@@ -91,8 +94,10 @@ async def _storm(cloud: Cloud, kills: int) -> None:
         stop.set()
         cycles = sum(await asyncio.gather(*tenants))
         await _release_all(client)
+        await client.stock.delete("g1.1")
     assert cycles >= kills // 4, f"only {cycles} cycles ran: the faults hit nothing"
     assert seen, "no sandbox ran when a process was killed"
+    assert (await fetch(cloud, _FROM_STOCK))[0][0], "nothing came from stock"
     await everything_ended(cloud)
     await no_unit_is_left(cloud)
     assert await events_are_complete_and_in_order(cloud) >= cycles

@@ -27,6 +27,8 @@ from penstock.wire.link import Hello
 AT_ONCE_MAX: Final = 4
 #: And so many wait their turn. An agent gives its hello 15 seconds.
 WAITING_MAX: Final = 400
+#: With so many of them no more need come in for now.
+CROWD: Final = 8 * AT_ONCE_MAX
 _RETRY_S_MIN: Final = 1.0
 
 
@@ -57,6 +59,11 @@ class Admission:
         self._accepts_per_s = accepts_per_s
         self._waiting = 0
         self._turn = asyncio.Semaphore(AT_ONCE_MAX)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether who comes now would wait for long."""
+        return self._waiting >= CROWD
 
     async def admit(self, peer: Peer, hello: Hello) -> Admitted:
         """Commit the link; CertificateRefused if the node was cut off meanwhile, Busy if too many wait."""

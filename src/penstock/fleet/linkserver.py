@@ -114,6 +114,11 @@ class LinkServer:
         self._courier = Courier(db, config)
         self._look = asyncio.Event()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether many hellos wait already."""
+        return self._admission.crowded
+
     def add_routes(self, app: web.Application) -> None:
         """Serve the link and renewal in this application."""
         app.router.add_get("/link", self._serve)

@@ -21,6 +21,9 @@ _log = logger(__name__)
 #: With the rate this bounds how many handshakes are under way.
 _HANDSHAKE_S: Final = 10.0
 _BACKLOG: Final = 1024
+#: While it is crowded inside it is looked so often, and one more is let in after so many looks.
+_LOOK_S: Final = 0.01
+_LOOKS_MAX: Final = 100
 #: No file descriptor is left: look again so much later.
 _EXHAUSTED_S: Final = 0.1
 #: Who is turned away hears the end first and is closed a moment later: a reset within the first milliseconds of a
@@ -59,10 +62,12 @@ class Door:
         tls: ssl.SSLContext,
         rate: Rate,
         waiting_max: int,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._protocol = protocol
         self._tls = tls
         self._rate = rate
+        self._crowded = crowded
         self._queue: asyncio.Queue[socket.socket] = asyncio.Queue(waiting_max)
         self._sockets: list[socket.socket] = []
         self._loops: list[asyncio.Task[None]] = []
@@ -140,12 +145,20 @@ class Door:
             _waiting.set(self._queue.qsize())
             try:
                 await asyncio.sleep(self._rate.wait_s())
+                await self._until_calm()
             except asyncio.CancelledError:
                 connection.close()
                 raise
             task = asyncio.create_task(self._shake_hands(connection))
             self._shaking.add(task)
             task.add_done_callback(self._shaking.discard)
+
+    async def _until_calm(self) -> None:
+        """A handshake for somebody who would only wait inside is wasted; but nobody is held here for ever."""
+        for _ in range(_LOOKS_MAX):
+            if not self._crowded():
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
         """Whoever fails is gone by itself: the loop closes the socket that it was given."""

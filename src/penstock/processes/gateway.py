@@ -171,6 +171,7 @@ async def _listen_to_nodes(stack: AsyncExitStack, settings: Settings, links: Lin
         tls=pki.server_context(Path(settings.pki_dir)),
         rate=Rate(per_s=settings.accepts_per_s, burst=math.ceil(settings.accepts_per_s * _BURST_S)),
         waiting_max=math.ceil(settings.accepts_per_s * _WAIT_S),
+        crowded=lambda: links.crowded,
     )
     try:
         await door.open(settings.link_host, settings.link_port)

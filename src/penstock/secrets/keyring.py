@@ -88,9 +88,9 @@ def init(folder: Path) -> str | None:
 
 def rotate(folder: Path) -> str:
     """Add a key, which new versions use from now on; its id."""
+    if not (folder / _CURRENT).exists():
+        raise KeyMissing(f"there is no keyring in {folder}: make it with `penstock secrets-key init`")
     with _locked(folder):
-        if not (folder / _CURRENT).exists():
-            raise KeyMissing(f"there is no keyring in {folder}: make it with `penstock secrets-key init`")
         return _add(folder)
 
 

@@ -15,6 +15,7 @@ from penstock.compute.errors import OutOfCapacity, Unhealthy
 from penstock.compute.model import Allocation, Sku
 from penstock.compute.service import catalogue as offers
 from penstock.compute.store import catalogue, room
+from penstock.compute.topology import Seat
 from penstock.fleet.store import slots
 from penstock.kit import db as kit_db
 from penstock.kit.db import Database, Tx
@@ -65,6 +66,10 @@ async def market(world: World) -> World:
         await catalogue.put_sku(tx, sku("mps", GpuKind.MPS))
         await catalogue.put_sku(tx, sku("mps.30", GpuKind.MPS, share_memory_bytes_min=30 << 30))
     return world
+
+
+def unheard(_: str, __: bytes) -> None:
+    """Hints go nowhere."""
 
 
 async def gpus_of(world: World, made: Allocation) -> list[str]:
@@ -140,7 +145,7 @@ async def test_an_mps_gpu_with_a_share_that_is_not_proved_clean_gets_no_new_tena
 async def test_64_racers_never_put_two_projects_on_one_mps_gpu(market: World, database_url: str, gpus: int) -> None:
     for index in range(2):
         await market.add_node(listing=[*shares(0, "mps:4", node=f"n{index}"), *shares(1, "mps:4", node=f"n{index}")])
-    async with kit_db.connect(database_url, lambda *_: None, connections_max=32) as crowd:
+    async with kit_db.connect(database_url, unheard, connections_max=32) as crowd:
         racers = World(crowd)
         results = await asyncio.gather(
             *(racers.create(someone(f"prj_{n % 8}"), sku="mps", gpus=gpus) for n in range(64)), return_exceptions=True
@@ -308,6 +313,7 @@ def _gpu(kind: GpuKind, number: int, place: Place) -> Gpu:
 async def test_placement_agrees_with_an_oracle(world: World, fleet: tuple[GpuKind, list[Place], int]) -> None:
     kind, places, count = fleet
     offer = sku("asked", kind, mig_profile="1g.10gb" if kind is GpuKind.MIG else "")
+    found: Sequence[Seat] = ()
     with contextlib.suppress(_Undo):
         async with world.db.transaction() as tx:
             await build(tx, kind, places)

@@ -74,6 +74,20 @@ async def test_a_storm_is_let_in_at_the_rate_and_what_does_not_fit_is_turned_awa
         writer.close()
 
 
+async def test_while_it_is_crowded_inside_few_are_let_in(keys: Path) -> None:
+    crowded = [True]
+    rate = Rate(per_s=1000, burst=100)
+    door = Door(Echo, tls=pki.server_context(keys), rate=rate, waiting_max=20, crowded=lambda: crowded[0])
+    await door.open("127.0.0.1", 0)
+    dialled = [asyncio.create_task(_connect(door, pki.peer_context(keys))) for _ in range(5)]
+    done, _ = await asyncio.wait(dialled, timeout=0.5)
+    assert not done
+    crowded[0] = False
+    for _, writer in await asyncio.gather(*dialled):
+        writer.close()
+    await door.close()
+
+
 async def test_a_closed_door_lets_nobody_in(keys: Path) -> None:
     door = Door(Echo, tls=pki.server_context(keys), rate=Rate(per_s=1, burst=1), waiting_max=2)
     await door.open("127.0.0.1", 0)

@@ -86,7 +86,6 @@ async def _set_a_secret(database_url: str, folder: Path) -> None:
         (("serve", "nothing"), "nothing"),
         (("db", "migrate"), "database_url"),
         (("secrets-key", "init"), "secrets_dir"),
-        (("secrets-key", "rotate", "--dir", "/nonexistent/keys"), "/nonexistent/keys"),
         (("secrets-key", "rewrap"), "database_url"),
         (("up", "--api-port", "70000"), "--api-port"),
         (("up", "--api-port", "9000", "--link-port", "9000"), "must differ"),

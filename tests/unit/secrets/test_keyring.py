@@ -77,7 +77,8 @@ def test_a_folder_without_keys_says_how_to_make_them(tmp_path: Path) -> None:
         with pytest.raises(KeyMissing, match=r"secrets-key init|cannot read"):
             Keyring(folder)
     with pytest.raises(KeyMissing, match="secrets-key init"):
-        keyring.rotate(tmp_path)
+        keyring.rotate(tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
 
 
 def test_a_current_key_that_is_not_there_is_named(tmp_path: Path) -> None:

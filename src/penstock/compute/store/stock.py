@@ -21,7 +21,7 @@ _SHAPE: Final = "{0}.sku = $1 and {0}.gpus = $2 and {0}.image = $3"
 _USABLE: Final = """not exists (
     select 1 from compute.claims c where c.allocation_id = a.id and c.released_at is null
         and not exists (select 1 from fleet.placeable_slots p where p.slot_id = c.slot_id))"""
-_LIVING: Final = "a.purpose = 'stock' and a.state in ('requested', 'provisioning', 'active')"
+_LIVING: Final = "a.purpose = 'stock' and a.ended_at is null and a.state in ('requested', 'provisioning', 'active')"
 
 
 def _args(shape: Shape) -> tuple[str, int, str]:
@@ -237,8 +237,8 @@ async def lock_all(tx: Tx) -> Sequence[str]:
     some of it; in the order of their ids, so that two who do this cannot wait for one another."""
     return await _ids(
         tx,
-        f"select a.id from compute.allocations a where ({_LIVING} or a.purpose = 'stock' and a.state = 'releasing')"  # noqa: S608
-        " and a.yields_to is null order by a.id limit $1 for update of a",
+        "select a.id from compute.allocations a where a.purpose = 'stock' and a.ended_at is null"
+        " and a.state <> 'release_failed' and a.yields_to is null order by a.id limit $1 for update of a",
         RECLAIM_MAX,
     )
 
