@@ -123,7 +123,7 @@ def verify(
         why = found.why if isinstance(found, Broken) else ""
         broken |= bool(why)
         results.append({"chain": name, "holds": not why, "position": found.position, "why": why})
-    for name in heads if chain is None else ():
+    for name in heads if chain is None else heads.keys() & {chain}:
         broken = True
         results.append({"chain": name, "holds": False, "position": 0, "why": "the whole chain is gone"})
     _show(session, results)

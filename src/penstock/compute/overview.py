@@ -13,9 +13,9 @@ _STUCK: Final = """
 select id, state, coalesce(nullif(failing, ''), reason) as reason, node_id, changed_at as since,
        deadline_at < clock_timestamp() as overdue
   from compute.allocations
- where state = 'release_failed'
+ where ended_at is null and (state = 'release_failed'
     or deadline_at < clock_timestamp() - make_interval(secs => $1)
-    or state = 'requested' and node_id is null and created_at < clock_timestamp() - make_interval(secs => $1)
+    or state = 'requested' and node_id is null and created_at < clock_timestamp() - make_interval(secs => $1))
  order by changed_at limit $2
 """
 _UNITLESS: Final = """

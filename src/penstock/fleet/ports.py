@@ -18,9 +18,7 @@ class Claims(Protocol):
 class Secrets(Protocol):
     """The values of secrets that units get."""
 
-    async def values(
-        self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef]
-    ) -> dict[str, bytes]:
+    async def values(self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef]) -> dict[str, bytes]:
         """By name, for the node that is to start the allocation's unit; the asker has checked that it is."""
         ...
 

@@ -24,9 +24,10 @@ select {ENTRY}, a.tx::text as tx, a.seq from kit.audit a
  where (a.tx, a.seq) > ($1::text::xid8, $2) and a.tx < pg_snapshot_xmin(pg_current_snapshot())
  order by a.tx, a.seq limit $3
 """  # noqa: S608
+#: One look into the index for each chain: a chain is as long as the log.
 _HEADS: Final = """
-select distinct on (chain) chain, position, hash from kit.audit_chain where chain = any($1)
- order by chain, position desc
+select n.chain, h.position, h.hash from unnest($1::text[]) n(chain) cross join lateral (
+    select position, hash from kit.audit_chain where chain = n.chain order by position desc limit 1) h
 """
 _LINKS: Final = f"""
 select c.position, c.audit_id, encode(c.hash, 'hex') as hash, a.id is null as gone, {ENTRY}
@@ -34,9 +35,13 @@ select c.position, c.audit_id, encode(c.hash, 'hex') as hash, a.id is null as go
  where c.chain = $1 and c.position > $2 order by c.position limit $3
 """  # noqa: S608
 _CHAINS: Final = """
-with heads as (
-    select distinct on (chain) chain, position, encode(hash, 'hex') as hash, linked_at
-      from kit.audit_chain order by chain, position desc
+with recursive names as (
+    select min(chain) as chain from kit.audit_chain
+    union all
+    select (select min(c.chain) from kit.audit_chain c where c.chain > n.chain) from names n where n.chain is not null
+), heads as (
+    select n.chain, h.position, encode(h.hash, 'hex') as hash, h.linked_at from names n cross join lateral (
+        select position, hash, linked_at from kit.audit_chain where chain = n.chain order by position desc limit 1) h
 ), progress as (
     select tx, seq from kit.audit_progress
 ), unlinked as (

@@ -41,7 +41,7 @@ from penstock.storage.sweeper import Sweeper as ObjectSweeper
 from penstock.wire import subjects
 
 _PLATFORM: Final = Owner(project_id=PLATFORM_PROJECT, organisation_id=PLATFORM_ORGANISATION)
-_REFILL_PAUSE_S: Final = 0.25
+_REFILL_PAUSE_S: Final = 0.5
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

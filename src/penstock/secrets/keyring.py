@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.kit.ids import new_id
+from penstock.kit.telemetry import logger
 from penstock.secrets.errors import KeyMissing
 from penstock.secrets.model import KEY_BYTES, MasterKey
 
@@ -24,6 +25,8 @@ _ID: Final = re.compile(r"[a-z]{3}_[0-9a-z]{1,32}")
 _OTHERS: Final = 0o007
 #: A folder that changed less long ago may change again without its time telling.
 _SETTLED_NS: Final = 2_000_000_000
+
+_log = logger(__name__)
 
 
 class Keyring:
@@ -56,9 +59,14 @@ class Keyring:
         return sorted(self._keys)
 
     def _refresh(self) -> None:
-        changed_ns = self._changed_ns()
-        if changed_ns != self._seen_ns or time.time_ns() - changed_ns < _SETTLED_NS:
-            self._load(changed_ns)
+        try:
+            changed_ns = self._changed_ns()
+            if changed_ns != self._seen_ns or time.time_ns() - changed_ns < _SETTLED_NS:
+                self._load(changed_ns)
+        except KeyMissing as error:
+            # Where it is and what is wrong with it is not for callers.
+            _log.error("keyring_unreadable", detail=error.detail)
+            raise KeyMissing("the secrets' keyring cannot be read now") from error
 
     def _changed_ns(self) -> int:
         try:

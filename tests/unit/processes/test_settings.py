@@ -3,9 +3,7 @@
 from penstock.kit import settings
 from penstock.processes import gateway, worker
 
-NEEDED = {
-    f"PENSTOCK_{name}": "x" for name in ("DATABASE_URL", "NATS_URL", "PKI_DIR", "SECRETS_DIR", "OBJECTS_URL")
-}
+NEEDED = {f"PENSTOCK_{name}": "x" for name in ("DATABASE_URL", "NATS_URL", "PKI_DIR", "SECRETS_DIR", "OBJECTS_URL")}
 
 
 def test_gateway_and_worker_count_heartbeats_by_the_same_setting() -> None:

@@ -4,6 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.secrets import keyring
 from penstock.secrets.errors import KeyMissing
@@ -86,3 +87,13 @@ def test_a_current_key_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / f"{first}.key").unlink()
     with pytest.raises(KeyMissing, match=str(first)):
         Keyring(tmp_path)
+
+
+def test_what_is_wrong_with_the_folder_is_not_for_callers(tmp_path: Path) -> None:
+    keyring.init(tmp_path / "keys")
+    ring = Keyring(tmp_path / "keys")
+    (tmp_path / "keys" / "current").unlink()
+    with capture_logs() as logs, pytest.raises(KeyMissing) as caught:
+        ring.current()
+    assert str(tmp_path) not in caught.value.detail
+    assert str(tmp_path) in logs[0]["detail"]
