@@ -78,10 +78,12 @@ def login(
     name = check_name(session.flags.profile or session.environ.get("PENSTOCK_PROFILE") or file.current)
     old = file.profiles.get(name, Profile())
     api_url = session.flags.api_url or session.environ.get("PENSTOCK_API_URL") or _ask_url(session, old)
+    # What the profile says of another cloud must not be sent this one's key.
+    kept = old if old.api_url == api_url else Profile()
     new = Profile(
         api_url=api_url,
-        gateway_url=gateway_url or old.gateway_url,
-        project=session.flags.project or (old.project if old.api_url == api_url else None),
+        gateway_url=gateway_url or kept.gateway_url,
+        project=session.flags.project or kept.project,
     )
     way = Way(provider, browser=not no_browser, callback_port=callback_port)
     offered = None if key_stdin else _offered(api_url, way)
@@ -199,10 +201,15 @@ def _browse(url: str) -> None:
 
 def _pasted(session: Session, attempt: "Attempt", provider: "Provider") -> str:
     """The query of the address that the browser could not reach."""
+    from penstock.cli.oidc import failed
+
     session.need_input("the address that the browser ends at")
     notice(f"open this address in any browser: {attempt.url(provider)}")
     notice("after the login the browser shows a page that it cannot load; paste that page's address here:")
-    return urlsplit(sys.stdin.readline(_PASTED_CHARS_MAX).strip()).query
+    try:
+        return urlsplit(sys.stdin.readline(_PASTED_CHARS_MAX).strip()).query
+    except ValueError as error:
+        raise failed("that is not an address; nothing was stored") from error
 
 
 def _project(opened: "SessionCreated", wanted: str | None) -> str | None:

@@ -186,7 +186,10 @@ class _AnyAnswer(urllib.request.HTTPErrorProcessor):
 
 
 def _check(url: str) -> None:
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise failed(f"the identity provider's address {url[:200]!r} is not one") from error
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOOPBACK):
         raise failed(f"the identity provider's address {url[:200]!r} is not encrypted")
 

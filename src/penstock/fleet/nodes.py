@@ -1,6 +1,6 @@
 """What operators do with nodes, and what others ask about them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.fleet.errors import IllegalMove, NodeInUse
@@ -24,20 +24,21 @@ class Nodes:
     async def cordon(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
         """No new work; what runs goes on."""
         node = await _order(tx, caller, node_id, NodeEvent.CORDON, reason)
-        return replace(node, release_at=await node_rows.set_release(tx, node_id, None))
+        await node_rows.set_release(tx, node_id, None)
+        return node
 
     async def uncordon(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
         """Take new work again."""
         node = await _order(tx, caller, node_id, NodeEvent.UNCORDON, reason)
-        return replace(node, release_at=await node_rows.set_release(tx, node_id, None))
+        await node_rows.set_release(tx, node_id, None)
+        return node
 
     async def drain(self, tx: Tx, caller: Caller, node_id: str, reason: str, *, grace_s: int = 0) -> Node:
         """No new work, and what runs should leave: by itself within the grace, else it is released. Draining again
         sets the time anew."""
         node = await _order(tx, caller, node_id, NodeEvent.DRAIN, reason)
-        release_at = await node_rows.set_release(tx, node_id, grace_s)
-        await audit.record(tx, caller.actor, "nodes.set_release", node_id, detail={"grace_s": grace_s})
-        return replace(node, release_at=release_at)
+        await node_rows.set_release(tx, node_id, grace_s)
+        return node
 
     async def revoke(self, tx: Tx, caller: Caller, node_id: str, reason: str) -> Node:
         """Its certificates stop working and its links close; only a recovery token brings it back."""

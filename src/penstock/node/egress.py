@@ -2,13 +2,16 @@
 
 A unit has no network. What it opens to its own loopback port 3128 arrives here as a connected socket, and gets through
 only where its project's rules say so: the name is looked up once, every address that comes back must be public, and
-that very address is connected to, so a name that changes its mind between check and use gains nothing.
+that very address is connected to, so a name that changes its mind between check and use gains nothing. This host's own
+addresses are refused too: from here, its firewall would not be in the way.
 """
 
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,6 +27,8 @@ _HEAD_BYTES_MAX: Final = 32 << 10
 _CHUNK_BYTES: Final = 64 << 10
 _HEAD_S: Final = 15.0
 _LOOKUP_S: Final = 10.0
+#: Of one unit at a time. They have threads of their own: slow name servers hold up nobody else.
+_LOOKUPS_MAX: Final = 4
 _CONNECT_S: Final = 15.0
 _IDLE_S: Final = 600.0
 _ADDRESSES_MAX: Final = 8
@@ -52,10 +57,24 @@ class Request:
     first: bytes | None
 
 
-async def look_up(host: str, port: int) -> Sequence[Address]:
+async def look_up(threads: ThreadPoolExecutor, host: str, port: int) -> Sequence[Address]:
     """Every address of a name."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(threads, ask)
     return [address for entry in found if (address := address_of(str(entry[4][0]))) is not None]
+
+
+def is_elsewhere(address: Address) -> bool:
+    """Whether this is a public address, and none of this host's own: only those can be bound to."""
+    if not egress.is_public(address):
+        return False
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as here:
+            here.bind((str(address), 0))
+    except OSError:
+        return True
+    return False
 
 
 class Proxy:
@@ -66,12 +85,13 @@ class Proxy:
         unit_id: str,
         rules: Sequence[Rule],
         *,
-        resolve: Resolve = look_up,
-        permitted: Callable[[Address], bool] = egress.is_public,
+        resolve: Resolve | None = None,
+        permitted: Callable[[Address], bool] = is_elsewhere,
     ) -> None:
         self._unit_id = unit_id
         self._rules = rules
-        self._resolve = resolve
+        self._threads = ThreadPoolExecutor(_LOOKUPS_MAX, thread_name_prefix="egress")
+        self._resolve = resolve or partial(look_up, self._threads)
         self._permitted = permitted
         self._carrying: set[asyncio.Task[None]] = set()
 
@@ -89,9 +109,16 @@ class Proxy:
         """End everything that is under way."""
         for task in self._carrying:
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _carry(self, connection: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=connection, limit=_HEAD_BYTES_MAX)
+        try:
+            reader, writer = await asyncio.open_connection(sock=connection, limit=_HEAD_BYTES_MAX)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, OSError):
+                return
+            raise
         if writer.transport.is_closing():
             # As in the tunnel: uvloop has closed the descriptor without telling the socket.
             connection.detach()
@@ -117,9 +144,10 @@ class Proxy:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
                 up_writer.write(wanted.first)
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_pump(reader, up_writer))
-                both.create_task(_pump(up_reader, writer))
+            # Only when nothing passes either way is a connection idle: a long download sends nothing upwards.
+            async with asyncio.timeout(_IDLE_S) as idle, asyncio.TaskGroup() as both:
+                both.create_task(_pump(reader, up_writer, idle))
+                both.create_task(_pump(up_reader, writer, idle))
         except* (OSError, TimeoutError):
             _connections.labels("broken").inc()
         finally:
@@ -203,20 +231,18 @@ def _authority(text: str, *, default_port: int | None) -> tuple[str, int]:
         host, port = (parsed.hostname or "").rstrip("."), parsed.port or default_port
     except ValueError as error:
         raise Denied(400, "the address cannot be read") from error
-    if not host or port is None or parsed.username is not None or not host.isascii():
+    if port is None or parsed.username is not None or not egress.is_host(host):
         raise Denied(400, "the address must be host:port")
     return host, port
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
     """Pass on until the end, no faster than the other side takes it."""
-    while True:
-        async with asyncio.timeout(_IDLE_S):
-            chunk = await reader.read(_CHUNK_BYTES)
-            if not chunk:
-                break
-            writer.write(chunk)
-            await writer.drain()
+    while chunk := await reader.read(_CHUNK_BYTES):
+        writer.write(chunk)
+        await writer.drain()
+        if not idle.expired():
+            idle.reschedule(asyncio.get_running_loop().time() + _IDLE_S)
     if writer.can_write_eof():
         writer.write_eof()
 

@@ -24,6 +24,8 @@ _NAME: Final = re.compile(
 _PORTS: Final = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*|\*")
 #: Addresses inside these carry an IPv4 address that a gateway on the way may unpack.
 _WRAPPING: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+#: Public by their number alone: site-local, documentation, and where a cloud (Azure) serves its own machines.
+_SPECIAL: Final[tuple[Network, ...]] = tuple(map(ipaddress.ip_network, ("fec0::/10", "3fff::/20", "168.63.129.16/32")))
 
 
 class BadRule(ValueError):
@@ -118,6 +120,12 @@ def address_of(host: str) -> Address | None:
         return None
 
 
+def is_host(text: str) -> bool:
+    """Whether this is a name or an address and nothing else. A resolver stops reading at a zero byte, and the zone of
+    an address may end like a domain: what a rule is compared with must be what is connected to."""
+    return _NAME.fullmatch(text) is not None or (address_of(text) is not None and "%" not in text)
+
+
 def is_public(address: Address) -> bool:
     """Whether anybody on the Internet could be meant."""
     if isinstance(address, ipaddress.IPv6Address):
@@ -125,4 +133,5 @@ def is_public(address: Address) -> bool:
             return is_public(address.ipv4_mapped)
         if any(address in network for network in _WRAPPING):
             return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    special = address.is_multicast or address.is_reserved or any(address in network for network in _SPECIAL)
+    return address.is_global and not special

@@ -101,11 +101,10 @@ async def ids_in(conn: Reader, *states: NodeState) -> list[str]:
     return [row["id"] for row in rows]
 
 
-async def set_release(tx: Tx, node_id: str, grace_s: int | None) -> datetime | None:
+async def set_release(tx: Tx, node_id: str, grace_s: int | None) -> None:
     """When a draining node's allocations are released; none forgets it."""
-    return await tx.fetchval(
-        "update fleet.nodes set release_at = clock_timestamp() + make_interval(secs => $2) where id = $1"
-        " returning release_at",
+    await tx.execute(
+        "update fleet.nodes set release_at = clock_timestamp() + make_interval(secs => $2) where id = $1",
         node_id,
         grace_s,
     )
