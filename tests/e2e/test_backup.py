@@ -1,6 +1,5 @@
 """Backup and restore of an install: what was there comes back, what went on since is not believed."""
 
-import os
 import tarfile
 from pathlib import Path
 
@@ -17,7 +16,7 @@ def test_an_install_comes_back_from_its_backup(cloud: Cloud, tmp_path: Path) -> 
     kept = cloud.json("alloc", "create", "--sku", "g1.1", "--wait", timeout_s=90)["id"]
     project = cloud.json("project", "create", "kept")["id"]
     cloud.ok("backup", str(file), timeout_s=120)
-    assert os.stat(file).st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o600
     assert cloud.run("backup", str(file)).returncode == 5
     later = cloud.json("project", "create", "later")["id"]
     cloud.down()

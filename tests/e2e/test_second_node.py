@@ -1,4 +1,4 @@
-"""A second node on another address, by following docs/guides/operate.md: its commands are read from the page and run."""
+"""A second node on another address, by following docs/guides/operate.md: its commands are read there and run."""
 
 import os
 import re

@@ -20,6 +20,7 @@ _PACKET_BYTES_MAX: Final = 256 << 10
 _ANSWER_TIMEOUT_S: Final = 10.0
 _PENDING_MAX: Final = 1024
 _DESCRIPTORS_MAX: Final = 1
+_EXIT_CODE_MAX: Final = 255
 _CODES: Final = {2: "not_found", 7: "too_large", 13: "not_executable", 17: "taken"}
 
 
@@ -84,7 +85,7 @@ class Control:
         self._on_dial = on_dial
         self._on_lost = on_lost
         self._next = 0
-        self._kills: set[asyncio.Task[tuple[str, list[int]]]] = set()
+        self._kills: set[asyncio.Task[str]] = set()
         self._endings: dict[str, asyncio.Future[Ending]] = {}
         self._answers: dict[str, asyncio.Future[tuple[str, list[int]]]] = {}
         self._greeting: asyncio.Future[Greeting] = asyncio.get_running_loop().create_future()
@@ -100,14 +101,10 @@ class Control:
 
     async def connect(self, port: int) -> socket.socket:
         """A TCP connection on the unit's loopback; Refused when nothing listens there."""
-        _, descriptors = await self._ask("connect", str(port))
-        if len(descriptors) != 1:
-            raise Unlinked("init_broken", "the unit's init sent no connection")
-        connection = socket.socket(fileno=descriptors[0])
-        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-            connection.close()
-            raise Unlinked("init_broken", "the unit's init sent something that is no TCP connection")
-        connection.setblocking(False)
+        _, descriptors = await self._answered("connect", str(port))
+        connection = tcp_connection(descriptors[0]) if descriptors else None
+        if connection is None:
+            raise Unlinked("init_broken", "the unit's init sent no TCP connection")
         return connection
 
     async def execute(
@@ -130,7 +127,7 @@ class Control:
         `taken` when it is another's."""
         memory = memory_file(content)
         try:
-            answer, _ = await self._ask("handoff", allocation_id, descriptors=[memory], sent=sent)
+            answer = await self._ask("handoff", allocation_id, descriptors=[memory], sent=sent)
         finally:
             os.close(memory)
         return answer == "before"
@@ -143,7 +140,7 @@ class Control:
         self._kills.add(task)
         task.add_done_callback(self._killed)
 
-    def _killed(self, task: "asyncio.Task[tuple[str, list[int]]]") -> None:
+    def _killed(self, task: asyncio.Task[str]) -> None:
         self._kills.discard(task)
         if not task.cancelled():
             task.exception()
@@ -158,6 +155,14 @@ class Control:
 
     async def _ask(
         self, verb: str, *fields: str, descriptors: Sequence[int] = (), sent: Callable[[], None] = lambda: None
+    ) -> str:
+        """The answer to a question that no descriptor answers; one that comes all the same is not kept open."""
+        answer, unwanted = await self._answered(verb, *fields, descriptors=descriptors, sent=sent)
+        _close(unwanted)
+        return answer
+
+    async def _answered(
+        self, verb: str, *fields: str, descriptors: Sequence[int] = (), sent: Callable[[], None] = lambda: None
     ) -> tuple[str, list[int]]:
         packet = self._encode(verb, fields)
         request = str(self._next)
@@ -167,8 +172,12 @@ class Control:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 await self._send(packet, descriptors)
                 sent()
-                return await answer
-        except TimeoutError:
+                return await asyncio.shield(answer)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # It may have come at the very moment.
+            _close(answer.result()[1] if answer.done() and not answer.exception() else ())
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise Unlinked("init_silent", "the unit's init does not answer") from None
         finally:
             self._answers.pop(request, None)
@@ -211,8 +220,7 @@ class Control:
             self._on_lost()
             return
         if not self._dispatch(packet, descriptors):
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close(descriptors)
 
     def _dispatch(self, packet: bytes, descriptors: list[int]) -> bool:
         """Whether somebody took the descriptors."""
@@ -229,7 +237,7 @@ class Control:
 
     def _event(self, verb: bytes, fields: list[str], descriptors: list[int]) -> bool:
         if verb == b"hello":
-            ending = Ending(int(fields[2]), fields[3] == "1") if fields[1] == "exited" else None
+            ending = _ending(fields[2], fields[3]) if fields[1] == "exited" else None
             if not self._greeting.done():
                 # Units that an older agent started say less.
                 tenant, warm = fields[4:6] if len(fields) > 5 else ("", "0")
@@ -239,7 +247,7 @@ class Control:
                 self._on_dial(descriptors[0])
             return bool(descriptors)
         elif verb == b"exit":
-            self._ended(fields[0], Ending(int(fields[1]), fields[2] == "1"))
+            self._ended(fields[0], _ending(fields[1], fields[2]))
         elif (answer := self._answers.get(fields[0])) is not None and not answer.done():
             if verb == b"ok":
                 answer.set_result((fields[1], descriptors))
@@ -265,6 +273,32 @@ class Control:
             if not waiting.done():
                 waiting.set_exception(gone)
                 waiting.exception()
+
+
+def _ending(code: str, signalled: str) -> Ending:
+    """A code that no process can end with is none: it would fit no message."""
+    if not 0 <= int(code) <= _EXIT_CODE_MAX:
+        raise ValueError(code)
+    return Ending(int(code), signalled == "1")
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def tcp_connection(descriptor: int) -> socket.socket | None:
+    """The TCP connection that a unit passed. It may pass anything: whatever else it is gets closed."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        return None
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        connection.close()
+        return None
+    connection.setblocking(False)
+    return connection
 
 
 def _refusal(number: int, detail: str) -> NodeError:

@@ -114,11 +114,9 @@ class Proxy:
     async def _carry(self, connection: socket.socket) -> None:
         try:
             reader, writer = await asyncio.open_connection(sock=connection, limit=_HEAD_BYTES_MAX)
-        except BaseException as error:
+        except OSError:
             connection.close()
-            if isinstance(error, OSError):
-                return
-            raise
+            return
         if writer.transport.is_closing():
             # As in the tunnel: uvloop has closed the descriptor without telling the socket.
             connection.detach()

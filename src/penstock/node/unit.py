@@ -3,13 +3,12 @@
 import asyncio
 import re
 import signal
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from penstock.node import cgroups
-from penstock.node.control import Control, Ending
+from penstock.node.control import Control, Ending, tcp_connection
 from penstock.node.egress import Proxy
 from penstock.node.errors import Failed, Refused, Unlinked
 from penstock.node.journal import UnitRecord
@@ -62,12 +61,13 @@ class Unit:
         self.off_gpus = False
 
     def dialled(self, descriptor: int) -> None:
-        """Carry a connection to the unit's way out. What a unit passes is a tenant's word: it may be anything."""
-        connection = socket.socket(fileno=descriptor)
-        if not self.record.egress or connection.family != socket.AF_INET or connection.type != socket.SOCK_STREAM:
+        """Carry a connection to the unit's way out."""
+        connection = tcp_connection(descriptor)
+        if connection is None:
+            return
+        if not self.record.egress:
             connection.close()
             return
-        connection.setblocking(False)
         if self.proxy is None:
             self.proxy = Proxy(self.record.unit_id, egress.parse_all(self.record.egress))
         self.proxy.accept(connection)

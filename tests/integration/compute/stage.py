@@ -64,7 +64,7 @@ class Asked:
 
     allocations: list[Allocation] = field(default_factory=list)
 
-    async def dispatch(self, tx: Tx, allocation: Allocation) -> str:  # noqa: ARG002
+    async def dispatch(self, tx: Tx, allocation: Allocation) -> str:
         """Only note it."""
         self.allocations.append(allocation)
         return new_id("tsk")

@@ -114,7 +114,9 @@ async def test_policy_quota_funds_and_shape_each_have_their_own_refusal(world: W
 
     async with world.db.transaction() as tx:
         with pytest.raises(InsufficientFunds):
-            await Create(Broke(), NoSecrets(), world.handoffs, world.limits)(tx, someone(), AllocationCreate(sku="g1.1"))
+            await Create(Broke(), NoSecrets(), world.handoffs, world.limits)(
+                tx, someone(), AllocationCreate(sku="g1.1")
+            )
 
 
 async def test_concurrent_creates_never_pass_the_quota(world: World) -> None:
