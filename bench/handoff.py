@@ -1,5 +1,5 @@
-"""From POST to active with warm stock, as a client sees it, against what it cannot do without: a bare zygote handoff, and
-two bare commits on the same Postgres, in the same run."""
+"""From POST to active with warm stock, as a client sees it, against what it cannot do without: a bare zygote handoff
+and two bare commits on the same Postgres, in the same run."""
 
 import asyncio
 import statistics

@@ -126,6 +126,8 @@ def verify(
     for name in heads if chain is None else heads.keys() & {chain}:
         broken = True
         results.append({"chain": name, "holds": False, "position": 0, "why": "the whole chain is gone"})
+    if (chain or file) and not broken and not any(result["position"] for result in results):
+        raise CliError("there is no such chain to verify, or it is empty", field="chain" if chain else "file")
     _show(session, results)
     if broken:
         raise typer.Exit(CONFLICT)

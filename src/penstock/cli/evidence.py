@@ -45,7 +45,7 @@ COLUMNS: list[Column[Item]] = [
 def evidence(
     session: Session,
     correlation_id: Annotated[
-        str, typer.Argument(help="As in an answer's Correlation-Id header, an error, an event or an audit row.")
+        str, typer.Argument(help="As in an answer's X-Correlation-Id header, an error, an event or an audit row.")
     ],
     logs: Annotated[
         Path | None,
@@ -119,6 +119,8 @@ def _of_line(line: Mapping[str, Any]) -> Item:
         at = datetime.fromisoformat(str(line.get("timestamp")))
     except ValueError:
         at = datetime.fromtimestamp(0, UTC)
+    # Other log stores may leave out that it is UTC.
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
     rest = {name: value for name, value in line.items() if name not in (*_NAMED, "process")}
     return Item(at, "log", str(line.get("event", "")), str(line["process"]), _json(rest))
 

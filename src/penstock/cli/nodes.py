@@ -10,7 +10,7 @@ from penstock.cli import gpus
 from penstock.cli.errors import CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import seconds, size
+from penstock.cli.text import cell, seconds, size
 from penstock.wire.rest import EnrolmentToken, Node, NodeGpu, Task
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def drain(
     with session.client() as client:
         node = client.nodes.drain(node_id, grace_s=grace_s, reason=reason)
         while wait and (held := [gpu for gpu in client.nodes.get(node_id).gpus if gpu.allocation_id]):
-            notice(f"{len(held)} GPUs are still held" + (f", until {node.release_at}" if node.release_at else ""))
+            notice(f"{len(held)} GPUs are still held" + (f", until {cell(node.release_at)}" if node.release_at else ""))
             time.sleep(_DRAIN_LOOK_S)
         session.output.item(client.nodes.get(node_id) if wait else node, COLUMNS)
 

@@ -6,6 +6,7 @@ A physical copy keeps transaction ids, by which events and audit rows are ordere
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +19,12 @@ _USER: Final = "penstock"
 _PID_LINE, _PORT_LINE = 0, 3
 
 
-def copy(folder: Path, password_file: Path, target: Path) -> None:
-    """Write a consistent copy of the cluster in `folder` to `target`, which must not exist."""
+def copy(folder: Path, password_file: Path, target: Path, *, held: bool) -> None:
+    """Write a consistent copy of the cluster in `folder` to `target`, which must not exist. `held` says that the caller
+    keeps a stopped cluster from being started meanwhile; else only a running one can be copied."""
     port = _port(folder)
+    if port is None and not held:
+        raise Unavailable("the database is starting or stopping: try again in a moment")
     if port is None:
         shutil.copytree(folder, target, ignore=shutil.ignore_patterns("postmaster.pid", "postmaster.opts"))
         return
@@ -38,7 +42,9 @@ def _port(folder: Path) -> int | None:
     """Where the cluster's server listens; none when it does not run."""
     try:
         lines = (folder / "postmaster.pid").read_text().splitlines()
-        os.kill(int(lines[_PID_LINE]), 0)
+        # Another's process is there too.
+        with suppress(PermissionError):
+            os.kill(int(lines[_PID_LINE]), 0)
         return int(lines[_PORT_LINE])
     except (OSError, ValueError, IndexError):
         return None

@@ -37,8 +37,11 @@ select n.id, n.name, n.state, n.state_reason as reason, n.state_changed_at as si
  order by n.state_changed_at limit $2
 """
 _SLOTS: Final = """
-select s.id, s.node_id, s.gpu_uuid, s.health, case when s.blocked then s.blocked_reason else s.gpu_detail end as reason
+select s.id, s.node_id, s.gpu_uuid, s.health, q.since,
+       case when s.blocked then s.blocked_reason else coalesce(q.detail, s.gpu_detail) end as reason
   from fleet.slots s join fleet.nodes n on n.id = s.node_id
+  left join fleet.gpu_quarantines q
+    on s.health = 'quarantined' and q.node_id = s.node_id and q.gpu_uuid = s.whole_uuid and q.returned_at is null
  where s.health <> 'healthy' and n.state <> 'retired' order by s.node_id, s.gpu_index limit $1
 """
 _TASKS: Final = """
@@ -87,6 +90,7 @@ class SickSlot:
     node_id: str
     gpu_uuid: str
     health: str
+    since: datetime | None
     reason: str
 
 

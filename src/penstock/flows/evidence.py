@@ -4,6 +4,7 @@ Postgres is asked for audit rows, events and node tasks, the workers for the sag
 are where the processes write them: the command line adds those that it can read.
 """
 
+import asyncio
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -42,16 +43,22 @@ class Collector:
             raise NotFound("nothing is known of a request with this correlation id")
         concerned = {event.aggregate_id for event in events} | {entry.target_id for entry in audit}
         allocations = sorted(name for name in concerned if ids.is_id("alc", name))
-        sagas, missing = await self._sagas(allocations[:ALLOCATIONS_MAX])
+        sagas, missing = await self._sagas(allocations)
+        for what, found in (("audit rows", audit), ("events", events), ("node tasks", done)):
+            if len(found) == ITEMS_MAX:
+                missing.append(f"{what} after the first {ITEMS_MAX}")
         return rest.Evidence(
             correlation_id=correlation_id, audit=audit, events=events, tasks=done, sagas=sagas, missing=missing
         )
 
     async def _sagas(self, allocation_ids: list[str]) -> tuple[list[rest.SagaStep], list[str]]:
+        """Of the first so many, all asked at once: where nobody answers, each would take its whole time."""
+        asked, unasked = allocation_ids[:ALLOCATIONS_MAX], allocation_ids[ALLOCATIONS_MAX:]
+        questions = (self.bus.ask(subjects.SAGA_HISTORY, one.encode(), timeout_s=_ASK_S) for one in asked)
+        answers = await asyncio.gather(*questions)
         steps: list[rest.SagaStep] = []
-        missing: list[str] = []
-        for allocation_id in allocation_ids:
-            answer = await self.bus.ask(subjects.SAGA_HISTORY, allocation_id.encode(), timeout_s=_ASK_S)
+        missing = [f"the sagas of {len(unasked)} more allocations, from {unasked[0]} on"] if unasked else []
+        for allocation_id, answer in zip(asked, answers, strict=True):
             if answer is None:
                 missing.append(f"the saga of {allocation_id}: no worker answered")
                 continue

@@ -97,7 +97,7 @@ def _slot(found: SickSlot) -> Problem:
     return Problem(
         kind=f"slot_{found.health}",
         id=found.id,
-        since=None,
+        since=found.since,
         reason=found.reason or f"GPU {found.gpu_uuid} is {found.health}",
         repair=repair,
     )

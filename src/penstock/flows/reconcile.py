@@ -21,6 +21,7 @@ from penstock.wire.tasks import UNIT_STOP, CleanupProof, UnitStop
 
 _log = logger(__name__)
 _ACTOR: Final = audit.system("reconciler")
+_ANNOUNCED: Final = "the node is draining: it will be released at "
 _ORPHAN_STOP_S: Final = 60.0
 
 
@@ -74,7 +75,9 @@ class NodeKeeper:
                     await self.release.node(tx, _ACTOR, node_id, "the node is draining", ended_at=None)
                 else:
                     when = at.isoformat(timespec="seconds")
-                    await self.release.announce(tx, node_id, f"the node is draining: it will be released at {when}")
+                    await self.release.announce(tx, node_id, f"{_ANNOUNCED}{when}")
+        async with self.db.transaction() as tx:
+            await self.release.take_back(tx, _ANNOUNCED, still=[node_id for node_id, _, _ in draining])
 
     async def failed_gpus(self) -> None:
         """What runs on a GPU that failed, or that an operator drains, leaves with the reason."""

@@ -50,6 +50,7 @@ def _login(db: Database, authenticator: Authenticator) -> list[Any]:
         """Exchange an identity provider's token for a session. This answer alone shows the session's token."""
         tokens = authenticator.tokens
         provider, claims = await tokens.check(data.token)
+        sessions.check_client(claims)
         sessions.check_nonce(claims, data.nonce)
         person = await tokens.person(claims)
 

@@ -249,6 +249,8 @@ class Claims:
     nonce: str | None
     #: Seconds since the epoch, by the provider's clock.
     expires: float
+    #: Made for our own client, as ID tokens are; not only for one of the further audiences.
+    to_client: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,6 +93,9 @@ def verify(token: str, key: Key, provider: Provider, *, now: float) -> Claims:
         raw = msgspec.json.decode(signed.payload, type=dict[str, Any])
     except (JoseError, ValueError, msgspec.DecodeError) as error:
         raise Unauthenticated("the token is not valid") from error
+    if "events" in raw:
+        # A note about somebody, such as a logout, that does not say so in its header.
+        raise Unauthenticated("the token is of a kind that is not taken here")
     _check_time(raw, now)
     _check_audience(raw, provider)
     if _text(raw, "iss") != provider.issuer:
@@ -140,6 +143,7 @@ def _claims(raw: dict[str, Any], provider: Provider) -> Claims:
         groups=tuple(sorted(set(_texts(raw.get(provider.groups_claim))))),
         nonce=nonce if isinstance(nonce, str) else None,
         expires=cast("float", _seconds(raw, "exp")),
+        to_client=provider.client_id in _texts(raw.get("aud")),
     )
 
 

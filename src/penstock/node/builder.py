@@ -320,6 +320,7 @@ async def _tail(process: asyncio.subprocess.Process) -> str:
 
 
 def _last_lines(output: str) -> str:
-    """What a person needs to see, without control characters and credentials."""
+    """What a person needs to see, as one line, without control characters and credentials."""
     shown = _CREDENTIALS.sub(r"\1", _UNPRINTABLE.sub("", output))
-    return "\n".join(line.rstrip() for line in shown.strip().splitlines()[-_LINES:])[-_DETAIL_CHARS_MAX:]
+    lines = [" ".join(line.split()) for line in shown.splitlines() if line.strip()]
+    return "; ".join(lines[-_LINES:])[-_DETAIL_CHARS_MAX:]

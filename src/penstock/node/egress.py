@@ -85,10 +85,13 @@ class Proxy:
         unit_id: str,
         rules: Sequence[Rule],
         *,
+        allocation_id: str = "",
         resolve: Resolve | None = None,
         permitted: Callable[[Address], bool] = is_elsewhere,
     ) -> None:
         self._unit_id = unit_id
+        #: Told with each refusal: the log's own context is that of the unit's start, which stock has without a tenant.
+        self._allocation_id = allocation_id
         self._rules = rules
         self._threads = ThreadPoolExecutor(_LOOKUPS_MAX, thread_name_prefix="egress")
         self._resolve = resolve or partial(look_up, self._threads)
@@ -124,7 +127,7 @@ class Proxy:
             await self._serve(reader, writer)
         except Denied as denied:
             _connections.labels("denied" if denied.status == 403 else "failed").inc()
-            _log.info("egress_refused", unit_id=self._unit_id, why=denied.why)
+            _log.info("egress_refused", unit_id=self._unit_id, allocation_id=self._allocation_id, why=denied.why)
             writer.write(_refusal(denied))
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             _connections.labels("broken").inc()

@@ -69,7 +69,8 @@ class Unit:
             connection.close()
             return
         if self.proxy is None:
-            self.proxy = Proxy(self.record.unit_id, egress.parse_all(self.record.egress))
+            rules = egress.parse_all(self.record.egress)
+            self.proxy = Proxy(self.record.unit_id, rules, allocation_id=self.record.allocation_id)
         self.proxy.accept(connection)
 
     def hang_up(self) -> None:

@@ -94,6 +94,7 @@ _BY_STATUS: Final[dict[int, type[ApiError]]] = {
     403: Denied,
     404: NotFound,
     409: Conflict,
+    412: Conflict,
     429: Exhausted,
 }
 

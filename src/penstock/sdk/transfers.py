@@ -55,8 +55,9 @@ class Source:
             if not rest:
                 break
             sent += len(rest)
-            yield rest
+            # Told first: a server that answers early leaves the last piece's generator where it is.
             self._on_progress(sent)
+            yield rest
         if self.size is not None and sent < self.size:
             raise InvalidArgument(f"the file became shorter while it was sent: {sent} of {self.size} bytes")
 

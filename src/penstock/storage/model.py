@@ -92,7 +92,7 @@ def parse_range(text: str, size: int) -> tuple[int, int] | None:
     if not match["first"]:
         return max(0, size - int(match["last"])), size
     first = int(match["first"])
-    last = int(match["last"]) if match["last"] else size
+    last = int(match["last"]) if match["last"] else max(first, size)
     if last < first:
         return None
     return (first, min(last + 1, size)) if first < size else (size, size)

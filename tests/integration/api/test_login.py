@@ -178,7 +178,10 @@ async def test_access_tokens_are_taken_for_the_configured_audience(api: Api, pro
         )
         return client._send(ours.token_endpoint, form)["access_token"]
 
-    assert (await whoami(api, await asyncio.to_thread(access_token))).json["project_id"] == where
+    token = await asyncio.to_thread(access_token)
+    assert (await whoami(api, token)).json["project_id"] == where
+    refused = await api.call("POST", "/sessions", key="", json={"token": token})
+    assert (refused.status, "ID token" in refused.error["message"]) == (401, True)
 
 
 async def test_tokens_of_others_are_refused(api: Api, provider: Oidc) -> None:

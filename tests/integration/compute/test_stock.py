@@ -250,6 +250,21 @@ async def test_failed_starts_are_tried_ever_more_seldom_and_the_floor_says_so(wo
     assert (await standing(world)).floor.reason == ""
 
 
+async def test_units_that_went_with_their_host_are_replaced_without_a_pause(world: World) -> None:
+    for row in await stocked(world, 2):
+        async with world.db.transaction() as tx:
+            await tx.execute(
+                "update compute.allocations set state = 'released', reason = 'the unit is gone from its node',"
+                " active_at = active_at - interval '2 minutes', ended_at = clock_timestamp(),"
+                " changed_at = clock_timestamp() where id = $1",
+                row.id,
+            )
+    await world.add_node(2)
+    await world.keeper.keep()
+    assert len(await living(world)) == 2
+    assert (await standing(world)).floor.reason == ""
+
+
 async def _fail(world: World, row: Allocation) -> None:
     moves = Advance(slots, world.limits)
     async with world.db.transaction() as tx:

@@ -103,7 +103,7 @@ async def test_an_answer_that_was_lost_is_found_by_a_saga(cloud: Cloud) -> None:
             """Hear nothing."""
 
     cloud.node.handoffs = Deaf()
-    row = await cloud.settle((await cloud.create()).id)
+    row = await cloud.settle((await cloud.create()).id, timeout_s=60)
     assert (row.state, row.unit_id) == (State.ACTIVE, kept.unit_id)
     assert cloud.node.effects.count(("handoff", kept.unit_id)) == 1
     await cloud.saga(row.id).result()

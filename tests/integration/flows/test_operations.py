@@ -100,3 +100,16 @@ async def test_blocked_and_quarantined_slots_are_listed(world: World) -> None:
     found = await kinds(world)
     assert "force-cleanup" in found["slot_cleanup_blocked"].repair
     assert "gpu return" in found["slot_quarantined"].repair
+
+
+async def test_a_quarantine_is_listed_with_its_own_reason_and_time(world: World) -> None:
+    node = await world.add_node(gpus=1, health="quarantined")
+    await execute(
+        world,
+        "insert into fleet.gpu_quarantines (id, node_id, gpu_uuid, cause, detail, release_reason)"
+        " select 'gqr_1', node_id, whole_uuid, 'operator', 'loud fan', '' from fleet.slots where node_id = $1",
+        node,
+    )
+    found = (await kinds(world))["slot_quarantined"]
+    assert found.reason == "loud fan"
+    assert found.since is not None

@@ -194,6 +194,10 @@ async def test_a_draining_node_keeps_its_work_until_the_grace_is_over(cloud: Clo
     assert (warned.state, warned.reason.partition(":")[0]) == (State.ACTIVE, "the node is draining")
     await keeper.draining_nodes()
     assert (await cloud.world.row(made.id)).version == warned.version
+    await sql(cloud, "update fleet.nodes set state = 'ready'")
+    await keeper.draining_nodes()
+    assert (await cloud.world.row(made.id)).reason == ""
+    await sql(cloud, "update fleet.nodes set state = 'draining'")
     await sql(cloud, "update fleet.nodes set release_at = clock_timestamp() - interval '1 second'")
     await keeper.draining_nodes()
     assert (await cloud.settle(made.id)).state is State.RELEASED

@@ -12,7 +12,7 @@ import pytest
 
 from node_host import Host, request, tenant_folder
 from penstock.kit.ids import new_id
-from penstock.node.egress import CONNECTIONS_MAX, Proxy
+from penstock.node.egress import CONNECTIONS_MAX, Proxy, is_elsewhere
 from penstock.wire.egress import Address, is_public, parse
 from penstock.wire.tasks import UnitHandoff
 
@@ -147,6 +147,9 @@ async def test_a_name_is_looked_up_once_and_that_answer_is_used() -> None:
         b"CONNECT good.example HTTP/1.1\r\n\r\n",
         b"CONNECT user@good.example:443 HTTP/1.1\r\n\r\n",
         b"CONNECT good.example:99999 HTTP/1.1\r\n\r\n",
+        b"CONNECT evil.example\0.good.example:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT [2606:4700::1%.good.example]:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT evil.example\\.good.example:443 HTTP/1.1\r\n\r\n",
         b"GET http:///x HTTP/1.1\r\n\r\n",
         b"GET http://good.example/ HTTP/1.1\r\nbad header\r\n\r\n",
         b"GET http://good.example/ HTTP/1.1\r\nA : b\r\n\r\n",
@@ -155,6 +158,47 @@ async def test_a_name_is_looked_up_once_and_that_answer_is_used() -> None:
 )
 async def test_rubbish_is_refused(head: bytes) -> None:
     assert (await ask(proxy(Names(["127.0.0.1"]), "*:*"), head)).startswith(b"HTTP/1.1 400 ")
+
+
+def test_this_host_is_refused_by_any_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.wire.egress.is_public", lambda _: True)
+    assert not is_elsewhere(LOOPBACK)
+    assert not is_elsewhere(ipaddress.ip_address("127.7.7.7"))
+    assert is_elsewhere(ipaddress.ip_address("192.0.2.1"))
+
+
+async def test_a_long_download_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.node.egress._IDLE_S", 2.0)
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for _ in range(30):
+            writer.write(b".")
+            await asyncio.sleep(0.1)
+        writer.close()
+
+    listener = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        out = await ask(
+            proxy(Names(["127.0.0.1"]), "good.example:*"), f"CONNECT good.example:{port} HTTP/1.1\r\n\r\n".encode()
+        )
+    assert out.endswith(b"." * 30)
+
+
+async def test_an_idle_connection_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.node.egress._IDLE_S", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        out = await ask(
+            proxy(Names(["127.0.0.1"]), "good.example:*"), f"CONNECT good.example:{port} HTTP/1.1\r\n\r\n".encode()
+        )
+    assert out == b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 async def test_a_name_that_does_not_exist_is_said_to_be_unknown() -> None:

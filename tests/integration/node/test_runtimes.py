@@ -106,6 +106,7 @@ async def test_another_file_than_the_locks_is_refused(host: Host, packages: Path
         await host.build(line)
     assert failed.value.code == "runtime_failed"
     assert "hash" in failed.value.detail.lower()
+    assert "\n" not in failed.value.detail
     assert _left(host) == []
 
 

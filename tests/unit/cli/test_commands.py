@@ -91,6 +91,7 @@ def test_an_allocation_is_shown_with_addresses_and_timeline(
         (403, "permission_denied", 3),
         (404, "not_found", 4),
         (409, "conflict", 5),
+        (412, "storage.object_exists", 5),
         (429, "compute.out_of_capacity", 1),
         (503, "unavailable", 2),
     ],

@@ -67,6 +67,13 @@ def test_people_with_several_projects_are_told(cli: Cli, api: ScriptedApi) -> No
     assert cli.source("project")[0] == OTHER["id"]
 
 
+def test_a_login_to_another_cloud_forgets_the_old_ones_gateway(cli: Cli, api: ScriptedApi) -> None:
+    cli.write_config("[profiles.default]\napi_url = 'https://old.example'\ngateway_url = 'https://g.old.example'\n")
+    assert cli.run(*log_in(api), env={"BROWSER": browser()}).returncode == 0
+    assert cli.source("gateway_url")[0] != "https://g.old.example"
+    assert "g.old.example" not in cli.config.read_text()
+
+
 def test_one_of_several_providers_is_named(cli: Cli, api: ScriptedApi) -> None:
     script(api, names=("corp", "lab"))
     cli.fails(1, "login", "--api-url", api.url, says="there are: corp, lab; choose with --provider")
@@ -80,6 +87,7 @@ def test_without_a_device_flow_the_address_is_pasted(cli: Cli, api: ScriptedApi)
     done = cli.run(*arguments, stdin="http://127.0.0.1:8765/callback?code=c&state=guessed\n")
     assert done.returncode == 3
     assert "state mismatch" in done.stderr
+    assert "is not an address" in cli.run(*arguments, stdin="http://[\n").stderr
     cli.fails(1, *arguments, "--no-input", says="--no-input was given")
 
 

@@ -75,6 +75,7 @@ def test_what_a_token_says_about_a_person() -> None:
 def test_tokens_for_us_are_taken(audience: Any) -> None:
     believed(signed(aud=audience))
     believed(signed(aud=audience, azp="penstock"))
+    assert believed(signed(aud=audience)).to_client is (audience == "penstock")
 
 
 @pytest.mark.parametrize("ahead_s", [{"exp": NOW - 59}, {"nbf": NOW + 59}, {"iat": NOW + 59}])
@@ -97,6 +98,7 @@ def test_a_token_ends(exp: float) -> None:
         ({"aud": {"penstock": 1}}, "another audience"),
         ({"aud": ["penstock", "other"], "azp": "other"}, "another audience"),
         ({"azp": ["penstock"]}, "another audience"),
+        ({"events": {"http://schemas.openid.net/event/backchannel-logout": {}}}, "kind that is not taken"),
         ({"iss": "https://id.example/"}, "issuer"),
         ({"iss": None}, "iss"),
         ({"exp": None}, "expiry"),

@@ -2,13 +2,14 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.node import logs
 from penstock.node.logs import Forwarder, Lines
-from penstock.wire.link import LOG_LINE_BYTES_MAX, LogLine
+from penstock.wire.link import FRAME_BYTES_MAX, LOG_LINE_BYTES_MAX, LogLine, LogLines
 
 _AT = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -76,6 +77,17 @@ async def test_one_noisy_unit_is_held_to_its_rate_and_others_are_not() -> None:
     told, line = await forwarder.take()
     assert f"{100 - noisy} lines dropped" in told.text
     assert line.text == "again"
+
+
+@pytest.mark.parametrize("text", ["", "ü" * 100])
+async def test_short_and_wide_lines_are_bounded_too(text: str) -> None:
+    forwarder = Forwarder(lambda: 0.0)
+    lines = 100_000
+    for number in range(lines):
+        forwarder.put(_line(text, f"alc_{number % 4}"))
+    batch = await forwarder.take()
+    assert len(msgspec.msgpack.encode(LogLines(lines=batch))) <= FRAME_BYTES_MAX
+    assert len(batch) + len(forwarder._queue) < lines
 
 
 async def test_batches_fit_a_frame() -> None:

@@ -90,6 +90,7 @@ def test_a_refusal_is_a_typed_error(api: ScriptedApi, ask: Ask) -> None:
         (403, errors.Denied),
         (404, errors.NotFound),
         (409, errors.Conflict),
+        (412, errors.Conflict),
         (429, errors.Exhausted),
         (500, errors.ServerError),
     ],

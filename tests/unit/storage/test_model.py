@@ -61,6 +61,7 @@ def test_a_prefix_may_end_anywhere() -> None:
         ("bytes=-99", (0, 10)),
         ("bytes=-0", (10, 10)),
         ("bytes=10-", (10, 10)),
+        ("bytes=11-", (10, 10)),
         ("bytes=99-100", (10, 10)),
         ("bytes=5-2", None),
         ("bytes=0-1,3-4", None),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.egress import BadRule, is_public, parse
+from penstock.wire.egress import BadRule, is_host, is_public, parse
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,8 @@ def test_any_text_is_a_rule_or_refused(text: str) -> None:
     "address",
     ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.1.1", "0.0.0.0", "224.0.0.1"]
     + ["255.255.255.255", "::", "::1", "fe80::1", "fd00:ec2::254", "ff02::1", "::ffff:10.0.0.1", "64:ff9b::a00:1"]
-    + ["2002:a00:1::", "2001:0:1::", "198.18.0.1", "192.0.2.1", "203.0.113.9"],
+    + ["2002:a00:1::", "2001:0:1::", "198.18.0.1", "192.0.2.1", "203.0.113.9"]
+    + ["fec0::1", "3fff::1", "::127.0.0.1", "168.63.129.16", "::ffff:168.63.129.16"],
 )
 def test_no_special_address_is_public(address: str) -> None:
     assert not is_public(ipaddress.ip_address(address))
@@ -79,3 +80,13 @@ def test_no_special_address_is_public(address: str) -> None:
 @pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8"])
 def test_public_addresses_are(address: str) -> None:
     assert is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("text", ["", "a\0.example.com", "a\n", "2606:4700::1%.example.com", "a..b", "a\\b", "a" * 300])
+def test_what_a_resolver_may_read_otherwise_is_no_host(text: str) -> None:
+    assert not is_host(text)
+
+
+@pytest.mark.parametrize("text", ["pypi.org", "_dmarc.example.com", "localhost", "8.8.8.8", "2606:4700::1"])
+def test_names_and_addresses_are_hosts(text: str) -> None:
+    assert is_host(text)

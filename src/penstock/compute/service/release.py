@@ -3,6 +3,7 @@
 Entering `releasing` raises the fence, so that a start that comes late is refused, and ends billing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -58,6 +59,11 @@ class Release:
         for current in await allocations.on_node(tx, node_id):
             if current.state is State.ACTIVE and current.reason != reason:
                 await allocations.remark(tx, current, reason)
+
+    async def take_back(self, tx: Tx, announcement: str, *, still: Sequence[str]) -> None:
+        """Announcements that begin so are over on all nodes but these."""
+        for current in await allocations.announced(tx, announcement, except_on=still):
+            await allocations.remark(tx, current, "")
 
     async def _leave(
         self, tx: Tx, actor: Actor, current: Allocation, reason: str, *, ended_at: datetime | None = None

@@ -178,6 +178,17 @@ async def rename(tx: Tx, current: Allocation, *, name: str | None, labels: dict[
     return of_row(row)
 
 
+async def announced(tx: Tx, announcement: str, *, except_on: Sequence[str]) -> list[Allocation]:
+    """Active allocations whose reason begins so, on other nodes than these, locked."""
+    rows = await tx.fetch(
+        f"select {_COLUMNS} from compute.allocations where ended_at is null and state = 'active'"  # noqa: S608
+        " and starts_with(reason, $1) and node_id <> all($2) order by id for update",
+        announcement,
+        list(except_on),
+    )
+    return [of_row(row) for row in rows]
+
+
 async def remark(tx: Tx, current: Allocation, reason: str) -> None:
     """Say something about an allocation that stays as it is."""
     await tx.execute(

@@ -92,12 +92,13 @@ class Census:
 
 
 async def census(conn: Reader, shape: Shape, *, pause_max_s: float) -> Census:
-    """Count, and see how the last starts went. A unit that ended by itself before anyone had it is a failed start."""
+    """Count, and see how the last starts went. A unit that ended by itself within a minute is a failed start; later it
+    went with its host, and with all others there: that is no reason to wait."""
     row = await conn.fetchrow(
         f"""
         with recent as (
             select a.*, {_USABLE} as usable,
-                a.state = 'failed' or a.reason like 'the unit %'
+                a.state = 'failed' or a.reason like 'the unit %' and a.changed_at - a.active_at < interval '1 minute'
                     and a.state in ('releasing', 'released', 'release_failed') as broke
             from compute.allocations a where a.purpose = 'stock' and {_SHAPE.format("a")}
                 and (a.ended_at is null or a.ended_at > clock_timestamp() - interval '1 hour')

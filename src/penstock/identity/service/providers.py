@@ -45,7 +45,14 @@ async def put(tx: Tx, caller: Caller, provider: Provider) -> Provider:
     elif before.issuer != provider.issuer:
         raise IssuerFixed("issuer: cannot change; remove this provider and make another", field="issuer")
     made = await providers.put(tx, provider)
-    detail = {"issuer": made.issuer, "client_id": made.client_id, "enabled": made.enabled}
+    detail = {
+        "issuer": made.issuer,
+        "client_id": made.client_id,
+        "audiences": made.audiences,
+        "groups_claim": made.groups_claim,
+        "session_s": made.session_s,
+        "enabled": made.enabled,
+    }
     await audit.record(tx, caller.actor, "providers.put", made.name, detail=detail)
     tx.hint(subjects.REVOKED)
     return made

@@ -38,6 +38,12 @@ class Opened:
     projects: list[Project]
 
 
+def check_client(claims: Claims) -> None:
+    """Only what a person's login gave becomes a session: it would outlive an access token that others hold."""
+    if not claims.to_client:
+        raise Unauthenticated("a session is made from an ID token of this cloud's client; use this token as it is")
+
+
 def check_nonce(claims: Claims, nonce: str | None) -> None:
     """A token from a browser's login carries the nonce of whoever began it, and is taken from nobody else."""
     if not hmac.compare_digest((claims.nonce or "").encode(), (nonce or "").encode()):

@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,11 +21,13 @@ from penstock.embedded import basebackup, postgres
 from penstock.embedded.ports import free_port
 from penstock.kit.errors import Conflict, Invalid, Unavailable
 from penstock.kit.ids import new_id
-from penstock.processes.up.folder import DataFolder
+from penstock.processes.up.folder import AlreadyRunning, DataFolder
 
 _MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
 _KEPT: Final = ("pki", "secrets", "objects", "admin.key", "postgres.password", "ports.json")
+#: Where an operator may have put some of it: the install does not know what is there.
+_ELSEWHERE: Final = ("PENSTOCK_SECRETS_DIR", "PENSTOCK_OBJECTS_URL")
 #: Agents remember the highest fence that they saw, which may be later than the backup. Fences rise by one per release.
 _FENCES_AHEAD: Final = 1_000_000
 
@@ -52,13 +54,29 @@ def create(folder: DataFolder, file: Path, environ: Mapping[str, str], say: Say)
         raise Invalid(f"there is no install in {folder.path}", field="data")
     if file.exists():
         raise Conflict(f"{file} exists", field="file")
-    with _scratch(folder.path / "backup.new") as scratch:
+    with _held(folder) as held, _scratch(folder.path / "backup.new") as scratch:
         say("copying the database")
-        basebackup.copy(folder.path / "postgres", folder.path / "postgres.password", scratch / "postgres")
+        password = folder.path / "postgres.password"
+        basebackup.copy(folder.path / "postgres", password, scratch / "postgres", held=held)
         manifest = Manifest(format=_FORMAT, version=metadata.version("penstock"), created_at=datetime.now(UTC))
         (scratch / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
         say(f"writing {file}")
         _pack(folder, scratch, file)
+    for name in _ELSEWHERE:
+        if environ.get(name):
+            say(f"not in it: what {name} names; copy that too, now")
+
+
+@contextmanager
+def _held(folder: DataFolder) -> Iterator[bool]:
+    """Keep a stopped install from starting; false for a running one."""
+    held = True
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder.locked())
+        except AlreadyRunning:
+            held = False
+        yield held
 
 
 @contextmanager
@@ -80,12 +98,19 @@ def _pack(folder: DataFolder, scratch: Path, file: Path) -> None:
             archive.add(scratch / _MANIFEST, _MANIFEST)
             archive.add(scratch / "postgres", "postgres")
             for name in _KEPT:
-                if (folder.path / name).exists():
-                    archive.add(folder.path / name, name)
+                _add(archive, folder.path / name, name)
         unfinished.rename(file)
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise Invalid(f"cannot write {file}: {error.strerror}", field="file") from error
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    """What is there; what goes away meanwhile, such as an upload that was given up, is not in it."""
+    with suppress(FileNotFoundError):
+        archive.add(path, name, recursive=False)
+        for entry in sorted(path.iterdir()) if path.is_dir() else ():
+            _add(archive, entry, f"{name}/{entry.name}")
 
 
 def restore(folder: DataFolder, file: Path, say: Say) -> Manifest:
