@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from prometheus_client import Counter
 
 from penstock.kit.telemetry import logger
+from penstock.node.foreign import open_streams
 from penstock.wire import egress
 from penstock.wire.egress import Address, Rule, address_of
 
@@ -116,13 +117,10 @@ class Proxy:
 
     async def _carry(self, connection: socket.socket) -> None:
         try:
-            reader, writer = await asyncio.open_connection(sock=connection, limit=_HEAD_BYTES_MAX)
+            reader, writer = open_streams(connection, limit=_HEAD_BYTES_MAX)
         except OSError:
             connection.close()
             return
-        if writer.transport.is_closing():
-            # As in the tunnel: uvloop has closed the descriptor without telling the socket.
-            connection.detach()
         try:
             await self._serve(reader, writer)
         except Denied as denied:

@@ -20,6 +20,7 @@ from penstock.kit.telemetry import logger
 from penstock.kit.tunnel import Mux
 from penstock.kit.websocket import dial
 from penstock.node.errors import NodeError
+from penstock.node.foreign import ForeignTransport
 from penstock.node.identity import Identity, check_gateway
 from penstock.node.pace import Crowd, Pace
 from penstock.wire.tunnel import CONTROL, FRAME_BYTES_MAX, STDERR, STDIN, STDOUT, ExecExit, Open, UnitExec, UnitPort
@@ -108,7 +109,7 @@ class NodeTunnel:
     async def _serve(self, stream: Stream, frame: Open) -> None:
         try:
             if isinstance(frame.target, UnitPort):
-                await _join_port(stream, await self._units.connect_port(frame.target.unit_id, frame.target.port))
+                _join_port(stream, await self._units.connect_port(frame.target.unit_id, frame.target.port))
             else:
                 await _Command(stream).run(self._units, frame.target)
         except NodeError as error:
@@ -120,19 +121,16 @@ class NodeTunnel:
             stream.abort("cancelled", "internal error")
 
 
-async def _join_port(stream: Stream, connected: socket.socket) -> None:
+def _join_port(stream: Stream, connected: socket.socket) -> None:
     """From now on the socket's transport and the stream drive each other; no task is needed."""
     if stream.error is not None:
         connected.close()
         return
     try:
-        transport, _ = await asyncio.get_running_loop().create_connection(lambda: Pump(stream), sock=connected)
+        ForeignTransport(connected, Pump(stream))
     except BaseException:
         connected.close()
         raise
-    if transport.is_closing():
-        # uvloop closes the descriptor without telling the socket, which would close a stranger's of the same number.
-        connected.detach()
 
 
 class _Output(asyncio.Protocol):
