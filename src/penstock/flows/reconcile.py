@@ -134,9 +134,7 @@ class NodeKeeper:
             type=UNIT_STOP,
             allocation_id=found.allocation_id,
             fence=found.fence,
-            params=UnitStop(
-                unit_id=found.unit_id, gpu_uuids=list(found.gpu_uuids), allocation_id=found.allocation_id
-            ),
+            params=UnitStop(unit_id=found.unit_id, gpu_uuids=list(found.gpu_uuids), allocation_id=found.allocation_id),
             dedupe_key=f"prove/{found.allocation_id}/{found.minute}",
             expires_s=_ORPHAN_STOP_S,
         )

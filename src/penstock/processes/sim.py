@@ -169,9 +169,7 @@ class Fleet:
         on_task: Callable[[SignedTask], None] = lambda _: None,
     ) -> None:
         self._tunnels = wanted.tunnels
-        self.nodes = [
-            SimulatedNode(who, gpus=wanted.gpus, task_s=wanted.task_s, on_task=on_task) for who in identities
-        ]
+        self.nodes = [SimulatedNode(who, gpus=wanted.gpus, task_s=wanted.task_s, on_task=on_task) for who in identities]
         self._began = time.monotonic()
 
     def summary(self) -> Summary:
