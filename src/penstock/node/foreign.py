@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _NOW: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-_CHUNK_BYTES: Final = 256 << 10
+#: Larger blocks come from the kernel one by one, which costs more than a second read.
+_CHUNK_BYTES: Final = 96 << 10
 _HIGH_BYTES: Final = 64 << 10
 
 
@@ -57,8 +58,12 @@ class ForeignTransport(asyncio.Transport):
             self._loop.add_reader(self._socket.fileno(), self._readable)
 
     def _readable(self) -> None:
-        data = self._try(lambda: self._socket.recv(_CHUNK_BYTES, _NOW))
-        if data is None:
+        try:
+            data = self._socket.recv(_CHUNK_BYTES, _NOW)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
             return
         if data:
             self._protocol.data_received(data)

@@ -76,7 +76,7 @@ class World:
 
     db: Database
     limits: Limits = LIMITS
-    handoffs: Handoffs = field(default_factory=lambda: Asked())
+    handoffs: Handoffs = field(default_factory=Asked)
 
     async def add_node(
         self,
