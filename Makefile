@@ -58,7 +58,7 @@ contract: install-dev ## Write docs/api and the diagrams anew from the code
 	@$(BIN)/python tools/contract.py write
 
 soak: install-dev ## Run the long fault tests
-	@$(BIN)/python -m pytest -m soak --timeout 7200 tests/chaos
+	@$(BIN)/python -m pytest -m soak --timeout 7200 tests
 
 bench: install-dev ## Measure; NAME=allocate|relay|api|tunnel|placement|nodes, or all
 	@$(BIN)/python -m bench $(NAME)

@@ -99,7 +99,10 @@ def _print_token(session: Session, token: EnrolmentToken) -> None:
 
 
 @command(app, "list", example="penstock node list --state ready")
-def list_(session: Session, state: Annotated[str | None, typer.Option(help="Only in this state.")] = None) -> None:
+def list_(
+    session: Session,
+    state: Annotated[str | None, typer.Option(help="Only in this state; default: all but retired.")] = None,
+) -> None:
     """List nodes."""
     with session.client() as client:
         session.output.items(client.nodes.list(state=state), COLUMNS)

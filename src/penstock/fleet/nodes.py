@@ -99,7 +99,7 @@ async def find(conn: Reader, caller: Caller, node_id: str) -> Node:
 
 
 async def page(conn: Reader, caller: Caller, *, after: str, state: NodeState | None, limit: int) -> list[Node]:
-    """Nodes in the order of their making, for an operator."""
+    """Nodes in the order of their making, for an operator; retired ones only when asked for."""
     caller.require("nodes.read")
     return await node_rows.page(conn, after=after, state=state, limit=limit)
 

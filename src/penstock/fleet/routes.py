@@ -111,7 +111,10 @@ def _reading(claims: Claims, db: Database) -> list[Any]:
         caller: Caller,
         page: PageQuery,
         node_state: Annotated[
-            str | None, QueryParameter(name="state", required=False, description="Only nodes in this state.")
+            str | None,
+            QueryParameter(
+                name="state", required=False, description="Only nodes in this state; without it, all but retired ones."
+            ),
         ] = None,
     ) -> rest.Page[rest.Node]:
         """Nodes in the order of their making, without their GPUs."""

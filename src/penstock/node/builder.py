@@ -43,6 +43,8 @@ _SOURCE_PREFIXES: Final = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX", "UV
 _SOURCE_NAMES: Final = frozenset(
     {"uv_native_tls", "uv_system_certs", "uv_insecure_host", "http_proxy", "https_proxy", "all_proxy", "no_proxy"}
 )
+#: Of address space: what is in a package must not take the host's memory, be it unpacked or compiled.
+_MEMORY_KIB: Final = 8 << 20
 _built = Counter("penstock_node_runtime_builds_total", "Environments built, by outcome.", ("outcome",))
 _seconds = Histogram(
     "penstock_node_runtime_build_seconds", "How long a build took.", buckets=(1, 5, 15, 30, 60, 120, 300, 600, 1200)
@@ -238,7 +240,8 @@ class Builder:
 
     async def _run(self, folder: Path, shown: tuple[Path, ...], *argv: str, online: bool = False) -> None:
         """Run the installer in its sandbox; Failed with its last lines."""
-        tool = Tool(argv=argv, folder=folder, shown=shown, uid=self._uid, online=online)
+        bounded = ("/bin/sh", "-c", 'ulimit -v "$0" && exec "$@"', str(_MEMORY_KIB), *argv)
+        tool = Tool(argv=bounded, folder=folder, shown=shown, uid=self._uid, online=online)
         async with self._process(tool) as process:
             watching = asyncio.create_task(self._watch(folder, process))
             try:

@@ -19,6 +19,8 @@ _QUEUE_BYTES_MAX: Final = 8 << 20
 _BATCH_BYTES: Final = 1 << 20
 #: What a line costs beside its text, in memory and in a frame: empty ones must not be for nothing.
 _LINE_BYTES: Final = 160
+#: Of one read of a unit's output, which has 32 KiB at most.
+_CHUNK_LINES_MAX: Final = 2048
 
 
 class Lines:
@@ -34,6 +36,10 @@ class Lines:
     def feed(self, chunk: bytes) -> list[LogLine]:
         """The lines that are complete now."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if len(whole) > _CHUNK_LINES_MAX:
+            # Empty lines by the thousand would cost the agent more than the unit that prints them.
+            dropped = len(whole) - _CHUNK_LINES_MAX
+            whole = [*whole[:_CHUNK_LINES_MAX], f"[{dropped} lines dropped]".encode()]
         lines = [line for part in whole for line in self._cut(_pieces(part), ended=True)]
         *full, self._rest = _pieces(self._rest)
         return lines + (self._cut(full, ended=False) if full else [])

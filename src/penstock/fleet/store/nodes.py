@@ -85,9 +85,9 @@ async def lock_named(tx: Tx, name: str) -> Node | None:
 
 
 async def page(conn: Reader, *, after: str, state: NodeState | None, limit: int) -> list[Node]:
-    """Nodes in the order of their making."""
+    """Nodes in the order of their making; retired ones only when asked for."""
     rows = await conn.fetch(
-        f"{_SELECT} where n.id > $1 and ($2::text is null or n.state = $2) order by n.id limit $3",
+        f"{_SELECT} where n.id > $1 and n.state = coalesce($2, nullif(n.state, 'retired')) order by n.id limit $3",
         after,
         state,
         limit,

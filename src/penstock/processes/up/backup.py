@@ -28,8 +28,11 @@ _FORMAT: Final = 1
 _KEPT: Final = ("pki", "secrets", "objects", "admin.key", "postgres.password", "ports.json")
 #: Where an operator may have put some of it: the install does not know what is there.
 _ELSEWHERE: Final = ("PENSTOCK_SECRETS_DIR", "PENSTOCK_OBJECTS_URL")
-#: Agents remember the highest fence that they saw, which may be later than the backup. Fences rise by one per release.
-_FENCES_AHEAD: Final = 1_000_000
+#: Agents remember the highest fence that they saw, which may be later than the backup or an earlier restore of it.
+#: Fences rise by one per release, and time by more.
+_RAISE: Final = """
+update compute.allocations set fence = fence + extract(epoch from clock_timestamp())::bigint where ended_at is null
+"""
 
 Say = Callable[[str], None]
 
@@ -121,12 +124,12 @@ def restore(folder: DataFolder, file: Path, say: Say) -> Manifest:
     with folder.locked(), _scratch(folder.path / "restore.new") as scratch:
         say(f"reading {file}")
         manifest = _unpack(file, scratch)
+        (scratch / "postgres").chmod(0o700)
+        say("raising the fences")
+        asyncio.run(_mark(scratch / "postgres", folder.log / "restore.log", manifest))
         for entry in sorted(scratch.iterdir()):
             if entry.name in {"postgres", *_KEPT}:
                 entry.rename(folder.path / entry.name)
-        (folder.path / "postgres").chmod(0o700)
-        say("raising the fences")
-        asyncio.run(_mark(folder, manifest))
     return manifest
 
 
@@ -144,16 +147,13 @@ def _unpack(file: Path, target: Path) -> Manifest:
     return manifest
 
 
-async def _mark(folder: DataFolder, manifest: Manifest) -> None:
+async def _mark(cluster: Path, log: Path, manifest: Manifest) -> None:
     """What the rows must know: nodes may have gone on after the backup."""
-    async with postgres.run(folder.path / "postgres", free_port(), folder.log / "restore.log") as (url, _):
+    async with postgres.run(cluster, free_port(), log) as (url, _):
         conn = await asyncpg.connect(url, timeout=10)
         try:
             async with conn.transaction():
-                await conn.execute(
-                    "update compute.allocations set fence = fence + $1, version = version + 1 where ended_at is null",
-                    _FENCES_AHEAD,
-                )
+                await conn.execute(_RAISE)
                 await conn.execute(
                     "insert into kit.audit (id, actor_id, actor_kind, action, target_id, correlation_id, detail)"
                     " values ($1, 'system:restore', 'system', 'install.restore', 'install', $2, $3)",
