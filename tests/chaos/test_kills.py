@@ -33,7 +33,8 @@ async def _come_and_go(client: AsyncClient, dice: random.Random, stop: asyncio.E
     cycles = 0
     while not stop.is_set():
         with suppress(SdkError):
-            allocation = await client.allocations.create("g1.1", gpus=dice.choice((1, 1, 2, 4)))
+            # The first takes from stock, which is of one GPU each.
+            allocation = await client.allocations.create("g1.1", gpus=dice.choice((1, 1, 2, 4)) if cycles else 1)
             await asyncio.sleep(dice.uniform(0, 1.5))
             await client.allocations.release(allocation.id)
             cycles += 1
@@ -75,6 +76,14 @@ async def _release_all(client: AsyncClient) -> None:
             return
 
 
+async def _stocked(client: AsyncClient) -> None:
+    """Wait for the stock: under the kills to come it may never be complete again."""
+    deadline = time.monotonic() + 60
+    while not [floor async for floor in client.stock.list() if floor.ready >= floor.floor]:
+        assert time.monotonic() < deadline, "the stock did not fill up"
+        await asyncio.sleep(0.1)
+
+
 async def _storm(cloud: Cloud, kills: int) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     print(f"seed {seed} (PENSTOCK_CHAOS_SEED={seed} runs it again)")
@@ -83,6 +92,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
     stop = asyncio.Event()
     async with AsyncClient(cloud.api, cloud.key, timeout_s=10) as client:
         await client.stock.put("g1.1", floor=2)
+        await _stocked(client)
         tenants = [asyncio.create_task(_come_and_go(client, dice, stop)) for _ in range(TENANTS)]
         order = [KINDS[number % len(KINDS)] for number in range(kills)]
         dice.shuffle(order)
