@@ -1,10 +1,12 @@
 """Backup and restore of an install: what was there comes back, what went on since is not believed."""
 
+import asyncio
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from chaos.invariants import fetch
 from e2e.cloud import Cloud
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,6 +33,9 @@ def test_an_install_comes_back_from_its_backup(cloud: Cloud, tmp_path: Path) -> 
         assert later not in projects
         # The unit is gone with the old install's node: the allocation that the backup shows as active ends by itself.
         assert again.json("alloc", "show", kept)["sku"] == "g1.1"
+        # Its node may have seen any fence since the backup; the restored one is above them all.
+        [row] = asyncio.run(fetch(again, f"select fence from compute.allocations where id = '{kept}'"))
+        assert row["fence"] > 10**9
         fresh = again.json("alloc", "create", "--sku", "g1.1", "--wait", timeout_s=90)["id"]
         assert again.ok("alloc", "exec", fresh, "--", "echo", "back") == "back\n"
         assert "install.restore" in {item["action"] for item in again.json("audit", "list")["items"]}

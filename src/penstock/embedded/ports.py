@@ -40,9 +40,9 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
         return True
 
 
-def require_free(port: int, wanted_for: str) -> None:
+def require_free(port: int, wanted_for: str, host: str = "127.0.0.1") -> None:
     """Unavailable, naming the port and who holds it, when the port is taken."""
-    if is_free(port):
+    if is_free(port, host):
         return
     holder = _holder(port)
     raise Unavailable(f"port {port}, wanted for {wanted_for}, is in use{f' by {holder}' if holder else ''}")

@@ -9,7 +9,7 @@ from integration.fleet.conftest import Connect, Enrol, Holders
 from penstock.fleet import nodes as queries
 from penstock.fleet import slots
 from penstock.fleet.errors import AbsenceNotVerified, IllegalMove, NodeInUse, SlotHeld, SlotNotBlocked
-from penstock.fleet.model import NodeEvent
+from penstock.fleet.model import NodeEvent, NodeState
 from penstock.fleet.nodes import Nodes
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.sweeper import Sweeper
@@ -65,6 +65,10 @@ async def test_a_life_from_registration_to_the_end(
     async with database.transaction() as tx:
         await nodes.retire(tx, operator, node_id, "sold")
     assert (await agent.closed()).code == 4401
+    async with database.read() as conn:
+        assert await queries.page(conn, operator, after="", state=None, limit=10) == []
+        retired = await queries.page(conn, operator, after="", state=NodeState.RETIRED, limit=10)
+    assert [node.id for node in retired] == [node_id]
     assert await facts(database, node_id) == [
         ("registered", 1),
         ("enrolled", 2),

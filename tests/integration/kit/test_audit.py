@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import asyncpg
+import msgspec
 import pytest
 
 from penstock.kit import audit, auditchain
@@ -129,3 +130,16 @@ async def test_a_row_that_commits_late_is_linked_in_its_place(database: Database
         assert await auditchain.extend(database) == 0
     assert await auditchain.extend(database) == 3
     assert [link.entry.target_id for link in await links(database) if link.entry] == ["late", "target0", "target1"]
+
+
+async def test_rows_in_another_order_are_found(database: Database) -> None:
+    await record(database, 4)
+    await auditchain.extend(database)
+    one, two, three, four = await links(database)
+    swapped = [
+        msgspec.structs.replace(three, position=two.position),
+        msgspec.structs.replace(two, position=three.position),
+    ]
+    broken = verify([one, *swapped, four])
+    assert isinstance(broken, Broken)
+    assert broken.position == 2

@@ -235,3 +235,9 @@ async def test_units_stop_however_many_builds_wait(host: Host) -> None:
     stopped = await desk.ask(sign(UNIT_STOP, UnitStop(unit_id=unit_id, gpu_uuids=[]), allocation_id=unit_id, fence=2))
     assert stopped.outcome is Outcome.SUCCEEDED
     await desk.executor.close()
+
+
+async def test_a_build_has_bounded_memory(host: Host, node_folder: Path) -> None:
+    assert host.builder is not None
+    with pytest.raises(Failed, match=r": 8388608$"):
+        await host.builder._run(node_folder, (), "/bin/sh", "-c", "ulimit -v; exit 1")

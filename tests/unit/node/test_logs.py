@@ -102,3 +102,9 @@ async def test_batches_fit_a_frame() -> None:
 @pytest.mark.parametrize("size", [0, 1])
 def test_an_empty_line_is_a_line(size: int) -> None:
     assert [line.text for line in _lines().feed(b"x" * size + b"\n")] == ["x" * size]
+
+
+def test_a_flood_of_empty_lines_is_cut_and_counted() -> None:
+    found = [line.text for line in _lines().feed(b"\n" * 30_000 + b"after")]
+    assert len(found) == logs._CHUNK_LINES_MAX + 1
+    assert found[-1] == f"[{30_000 - logs._CHUNK_LINES_MAX} lines dropped]"

@@ -24,7 +24,7 @@ class Wanted:
 
 
 def choose(
-    wanted: Wanted, remembered: Ports | None, *, available: Callable[[int], bool] = is_free
+    wanted: Wanted, remembered: Ports | None, *, available: Callable[[int, str], bool] = is_free
 ) -> tuple[Ports, list[str]]:
     """The ports, and what to tell about them. A port that was asked for and is taken is an error."""
     explicit = [port for port in (wanted.api, wanted.gateway, wanted.link) if port is not None]
@@ -39,14 +39,14 @@ def choose(
     for name in ("api", "gateway", "link"):
         asked: int | None = getattr(wanted, name)
         if asked is not None:
-            if not available(asked):
-                require_free(asked, f"the {name}")
+            if not available(asked, host):
+                require_free(asked, f"the {name}", host)
             chosen[name] = asked
             continue
         usual: int = getattr(USUAL, name)
         last: int = getattr(remembered, name) if remembered else usual
         taken = {*chosen.values(), *explicit}
-        port = next((port for port in (last, usual) if port not in taken and available(port)), None)
+        port = next((port for port in (last, usual) if port not in taken and available(port, host)), None)
         if port is None:
             port = free_port()
             notes.append(f"port {last} is in use: the {name} listens on {port} instead")
