@@ -55,6 +55,7 @@ STATEMENTS = (
         organisation_id text not null,
         name text,
         purpose text not null,
+        key_id text,
         sku text not null,
         gpus int not null check (gpus > 0),
         image text not null,
@@ -89,6 +90,7 @@ STATEMENTS = (
         deadline_at timestamptz,
         active_at timestamptz,
         billing_ended_at timestamptz,
+        settled boolean not null default false,
         ended_at timestamptz,
         gpu_uuids text[] not null default '{}',
         simulated boolean not null default false,
@@ -121,6 +123,26 @@ STATEMENTS = (
     """,
     "create index allocations_placed on compute.allocations (project_id, placed_at desc) where placed_at is not null",
     "create index allocations_node on compute.allocations (node_id) where ended_at is null",
+    # What somebody pays for, or will, or has not paid for to the end.
+    """
+    create index allocations_payer on compute.allocations (organisation_id)
+        where not settled and purpose <> 'stock' and (ended_at is null or active_at is not null)
+    """,
+    # The meter's view: every allocation from its activation until it is paid for to the end.
+    """
+    create view compute.billable as
+        select id as allocation_id, organisation_id, project_id, key_id, purpose, sku, gpus, labels,
+            price_microusd_per_hour, active_at, billing_ended_at
+        from compute.allocations where active_at is not null and not settled and purpose <> 'stock'
+    """,
+    # What each organisation has asked for and not given back, at its price.
+    """
+    create view compute.commitments as
+        select id as allocation_id, organisation_id, project_id, key_id, price_microusd_per_hour
+        from compute.allocations
+        where not settled and purpose <> 'stock' and ended_at is null
+            and state in ('requested', 'provisioning', 'active')
+    """,
     # A slot is held by at most one allocation: the index is what makes it so.
     """
     create table compute.claims (

@@ -229,8 +229,8 @@ class Runtime:
 class Draft:
     """What a request asks for, with price and limits as they are when it is made.
 
-    `runtime` is the digest of a built environment, empty for the image's own. `stock_id` is the stock allocation whose
-    unit was handed over to this one, if any.
+    `key_id` is the API key that it was made with, if any. `runtime` is the digest of a built environment, empty for the
+    image's own. `stock_id` is the stock allocation whose unit was handed over to this one, if any.
     """
 
     id: str
@@ -238,6 +238,7 @@ class Draft:
     organisation_id: str
     name: str | None
     purpose: Purpose
+    key_id: str | None
     sku: str
     gpus: int
     image: str

@@ -35,7 +35,17 @@ class PrincipalKind(StrEnum):
 
 
 _ANYONE: Final = frozenset(
-    {"organisations.read", "projects.read", "members.read", "skus.read", "quotas.read", "egress.read", "events.read"}
+    {
+        "organisations.read",
+        "projects.read",
+        "members.read",
+        "skus.read",
+        "quotas.read",
+        "egress.read",
+        "events.read",
+        "usage.read",
+        "budgets.read",
+    }
 )
 _VIEWER: Final = _ANYONE | {"allocations.read", "runtimes.read", "secrets.read", "objects.read"}
 _DEVELOPER: Final = _VIEWER | {
@@ -52,6 +62,8 @@ _DEVELOPER: Final = _VIEWER | {
 }
 _ADMIN: Final = _DEVELOPER | {
     "audit.read",
+    "billing.read",
+    "budgets.write",
     "egress.write",
     "members.write",
     "projects.update",
@@ -59,13 +71,16 @@ _ADMIN: Final = _DEVELOPER | {
     "users.read",
 }
 
+#: The organisation's money, which all its projects share.
+_PAYING: Final = frozenset({"billing.read", "billing.write", "budgets.write"})
+
 #: Role → what it allows in its project.
 ACTIONS: Final[Mapping[Role, frozenset[str]]] = {
     Role.VIEWER: _VIEWER,
-    Role.BILLING: _ANYONE,
+    Role.BILLING: _ANYONE | _PAYING,
     Role.DEVELOPER: _DEVELOPER,
     Role.ADMIN: _ADMIN,
-    Role.OWNER: _ADMIN | {"projects.create", "projects.delete"},
+    Role.OWNER: _ADMIN | _PAYING | {"projects.create", "projects.delete"},
 }
 
 #: Which of several roles counts. Nobody is given two at once: what a person may do is always what one role allows.
@@ -96,6 +111,7 @@ OPERATOR_ACTIONS: Final = frozenset(
         "audit.export",
         "evidence.read",
         "fleet.read",
+        "billing.adjust",
     }
 )
 

@@ -19,9 +19,9 @@ class LoopSocket(socket.socket):
         """Leave the file alone."""
 
 
-def connector() -> aiohttp.TCPConnector:
-    """For a session of a process that dials again and again."""
-    return aiohttp.TCPConnector(socket_factory=_socket)
+def connector(*, force_close: bool = False) -> aiohttp.TCPConnector:
+    """For a session of a process that dials again and again; with `force_close`, for every request."""
+    return aiohttp.TCPConnector(socket_factory=_socket, force_close=force_close)
 
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:

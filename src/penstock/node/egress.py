@@ -8,7 +8,7 @@ addresses are refused too: from here, its firewall would not be in the way.
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client import Counter
 
+from penstock.kit.addresses import Resolve, is_elsewhere, look_up
 from penstock.kit.telemetry import logger
 from penstock.node.foreign import open_streams
 from penstock.wire import egress
@@ -37,8 +38,6 @@ _HOP: Final = frozenset({b"connection", b"proxy-connection", b"proxy-authorizati
 _REASONS: Final = {400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway", 504: "Gateway Timeout"}
 _connections = Counter("penstock_node_egress_total", "Connections out of units, by what became of them.", ("outcome",))
 
-Resolve = Callable[[str, int], Awaitable[Sequence[Address]]]
-
 
 class Denied(Exception):
     """Why a connection is not made, as the unit is told."""
@@ -56,26 +55,6 @@ class Request:
     host: str
     port: int
     first: bytes | None
-
-
-async def look_up(threads: ThreadPoolExecutor, host: str, port: int) -> Sequence[Address]:
-    """Every address of a name."""
-    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    found = await asyncio.get_running_loop().run_in_executor(threads, ask)
-    return [address for entry in found if (address := address_of(str(entry[4][0]))) is not None]
-
-
-def is_elsewhere(address: Address) -> bool:
-    """Whether this is a public address, and none of this host's own: only those can be bound to."""
-    if not egress.is_public(address):
-        return False
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as here:
-            here.bind((str(address), 0))
-    except OSError:
-        return True
-    return False
 
 
 class Proxy:

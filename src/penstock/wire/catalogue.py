@@ -3,9 +3,11 @@
 A payload may gain fields; it never loses one.
 """
 
-from typing import Final
+from datetime import datetime
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
 
 class OrganisationFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,65 @@ class AllocationFact(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class BalanceFact(msgspec.Struct, frozen=True, kw_only=True):
+    """How an organisation stands, after the change. `lasts_s` is how long the balance lasts at this rate, none for
+    ever."""
+
+    organisation_id: str
+    state: str
+    available_microusd: int
+    burn_microusd_per_hour: int
+    lasts_s: float | None
+
+
+class ForceReleaseFact(msgspec.Struct, frozen=True, kw_only=True):
+    """An organisation, one of its projects or one of their keys has to give back what runs."""
+
+    organisation_id: str
+    project_id: str | None
+    key_id: str | None
+    reason: str
+
+
+class UsageFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something was used that has a price. Any domain writes this fact in the transaction that commits the use, under
+    the aggregate `use/<key>`, version 1; the project is that of the fact. The same key counts once. `leased` is true
+    where a budget's lease covers it."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=200)]
+    meter: Annotated[str, Meta(min_length=1, max_length=63)]
+    quantity: Annotated[int, Meta(ge=0, le=1 << 53)]
+    resource_kind: Annotated[str, Meta(min_length=1, max_length=63)]
+    resource_id: Annotated[str, Meta(min_length=1, max_length=200)]
+    occurred_at: datetime
+    key_id: str | None = None
+    labels: dict[str, str] = {}
+    leased: bool = False
+
+
+class PaymentFact(msgspec.Struct, frozen=True, kw_only=True):
+    """About a payment. `amount_microusd` is what changed the balance."""
+
+    payment_id: str
+    organisation_id: str
+    amount_microusd: int
+    currency: str
+    state: str
+
+
+class BudgetFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget's period has reached four fifths of its limit (warning), or all of it (exhausted)."""
+
+    budget_id: str
+    project_id: str
+    key_id: str | None
+    period: str
+    period_start: datetime
+    limit_microusd: int
+    spent_microusd: int
+    action: str
+
+
 CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "identity.organisation_created": OrganisationFact,
     "identity.user_created": UserFact,
@@ -134,4 +195,18 @@ CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "provisioning.releasing.requested": AllocationFact,
     "provisioning.releasing.completed": AllocationFact,
     "provisioning.release_failed": AllocationFact,
+    "provisioning.force_release_requested": ForceReleaseFact,
+    "billing.usage_recorded": UsageFact,
+    "billing.low_balance_warning": BalanceFact,
+    "billing.auto_release_pending": BalanceFact,
+    "billing.balance_depleted": BalanceFact,
+    "billing.balance_recovered": BalanceFact,
+    "billing.budget_warning": BudgetFact,
+    "billing.budget_exhausted": BudgetFact,
+    "payments.balance_credited": PaymentFact,
+    "payments.failed": PaymentFact,
+    "payments.refunded": PaymentFact,
+    "payments.refund_failed": PaymentFact,
+    "payments.disputed": PaymentFact,
+    "payments.dispute_closed": PaymentFact,
 }

@@ -14,6 +14,10 @@ OUTBOX: Final = "hint.outbox"
 CAPACITY: Final = "hint.capacity"
 #: Stock was handed over, or a floor changed: wakes whoever keeps the stock.
 STOCK: Final = "hint.stock"
+#: Money came, or an event of a payment provider: wakes the biller.
+BILLING: Final = "hint.billing"
+#: Somebody has to give back what runs: wakes whoever releases it.
+RELEASES: Final = "hint.releases"
 #: A key, session or node was revoked: gateways look at once instead of at their next check.
 REVOKED: Final = "hint.revoked"
 

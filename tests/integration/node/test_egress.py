@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from node_host import Host, request, tenant_folder
+from penstock.kit.addresses import is_elsewhere
 from penstock.kit.ids import new_id
-from penstock.node.egress import CONNECTIONS_MAX, Proxy, is_elsewhere
+from penstock.node.egress import CONNECTIONS_MAX, Proxy
 from penstock.wire.egress import Address, is_public, parse
 from penstock.wire.tasks import UnitHandoff
 

@@ -170,6 +170,7 @@ class StockKeeper:
             organisation_id=self.owner.organisation_id,
             name=None,
             purpose=Purpose.STOCK,
+            key_id=None,
             sku=shape.sku,
             gpus=shape.gpus,
             image=shape.image,

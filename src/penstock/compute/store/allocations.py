@@ -300,6 +300,30 @@ async def on_node(tx: Tx, node_id: str) -> list[Allocation]:
     return [of_row(row) for row in rows]
 
 
+async def of_payer(
+    tx: Tx, organisation_id: str, *, project_id: str | None = None, key_id: str | None = None
+) -> list[Allocation]:
+    """What an organisation, one of its projects or one of their keys pays for or waits for, locked."""
+    rows = await tx.fetch(
+        f"""
+        select {_COLUMNS} from compute.allocations
+        where organisation_id = $1 and not settled and purpose <> 'stock' and ended_at is null
+            and state in ('requested', 'provisioning', 'active')
+            and ($2::text is null or project_id = $2) and ($3::text is null or key_id = $3)
+        order by id for update
+        """,  # noqa: S608
+        organisation_id,
+        project_id,
+        key_id,
+    )
+    return [of_row(row) for row in rows]
+
+
+async def settle(tx: Tx, allocation_ids: Sequence[str]) -> None:
+    """Note that nothing of them remains to be charged."""
+    await tx.execute("update compute.allocations set settled = true where id = any($1)", list(allocation_ids))
+
+
 async def any_unended(conn: Reader, project_id: str) -> bool:
     """Whether the project has an allocation that has not ended."""
     return await conn.fetchval(

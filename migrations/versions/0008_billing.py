@@ -1,0 +1,363 @@
+"""The ledger, usage and prices, balance states, budgets and payments."""
+
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+
+#: Rows of these are never changed: by the owner's own grants, and by a trigger where grants do not count.
+_APPEND_ONLY = ("accounts", "transfers", "entries", "usage")
+
+LEDGER = (
+    "create schema billing",
+    # An organisation that ever had or owed anything. Whoever decides by its balance locks this row first.
+    """
+    create table billing.customers (
+        organisation_id text primary key,
+        state text not null default 'depleted'
+            check (state in ('healthy', 'low_balance', 'auto_release_pending', 'depleted')),
+        version bigint not null default 0,
+        credit_limit_microusd bigint not null default 0 check (credit_limit_microusd >= 0),
+        changed_at timestamptz not null default clock_timestamp()
+    )
+    """,
+    # Who has to give back what runs: an organisation, one of its projects, or one of their keys. Nothing that comes
+    # later, such as a payment, takes a request back.
+    """
+    create table billing.release_requests (
+        id bigint generated always as identity primary key,
+        organisation_id text not null,
+        project_id text,
+        key_id text,
+        reason text not null,
+        correlation_id text not null,
+        requested_at timestamptz not null default clock_timestamp(),
+        done_at timestamptz
+    )
+    """,
+    "create index release_requests_open on billing.release_requests (id) where done_at is null",
+    """
+    create table billing.accounts (
+        id text primary key,
+        organisation_id text references billing.customers,
+        kind text not null check (kind in ('balance', 'credit', 'holds', 'revenue', 'clearing', 'promotions')),
+        currency text not null default 'USD' check (currency ~ '^[A-Z]{3}$'),
+        unique (organisation_id, kind, currency),
+        check ((organisation_id is null) = (kind in ('revenue', 'clearing', 'promotions')))
+    )
+    """,
+    """
+    insert into billing.accounts (id, kind)
+    select 'platform/' || kind, kind from unnest(array['revenue', 'clearing', 'promotions']) kind
+    """,
+    # The id is the key that makes a transfer happen once: it is made of what the transfer is for.
+    """
+    create table billing.transfers (
+        id text primary key check (length(id) between 1 and 200),
+        kind text not null check (kind in ('usage', 'correction', 'payment', 'refund', 'dispute', 'grant')),
+        organisation_id text not null,
+        window_start timestamptz,
+        run_at timestamptz,
+        corrects text references billing.transfers,
+        memo text not null default '',
+        correlation_id text not null default '',
+        at timestamptz not null default clock_timestamp(),
+        check ((kind = 'correction') = (corrects is not null)),
+        check ((window_start is null) = (run_at is null))
+    )
+    """,
+    "create index transfers_organisation on billing.transfers (organisation_id, at)",
+    "create index transfers_corrected on billing.transfers (corrects) where corrects is not null",
+    "create index transfers_correlation on billing.transfers (correlation_id) where correlation_id <> ''",
+    # No foreign key to the accounts: every transfer would lock the row of the platform's revenue. The trigger below
+    # looks instead, and no account is ever deleted.
+    """
+    create table billing.entries (
+        seq bigint generated always as identity,
+        transfer_id text not null references billing.transfers,
+        account_id text not null,
+        amount_microusd bigint not null check (amount_microusd <> 0),
+        tx xid8 not null default pg_current_xact_id(),
+        primary key (transfer_id, account_id)
+    )
+    """,
+    "create index entries_account on billing.entries (account_id, tx, seq) include (amount_microusd)",
+    # All entries of a transfer come in one statement, so each statement's must sum to zero in each currency.
+    """
+    create function billing.require_zero_sum() returns trigger language plpgsql as
+    $$ declare wrong text; begin
+        select added.transfer_id into wrong
+        from added left join billing.accounts on accounts.id = added.account_id
+        group by added.transfer_id, accounts.currency
+        having sum(added.amount_microusd) <> 0 or bool_or(accounts.id is null) limit 1;
+        if found then
+            raise exception 'transfer % does not sum to zero over accounts that exist', wrong
+                using errcode = 'check_violation';
+        end if;
+        return null;
+    end $$
+    """,
+    """
+    create trigger entries_zero_sum after insert on billing.entries referencing new table as added
+        for each statement execute function billing.require_zero_sum()
+    """,
+    # The sum of an account's entries of all transactions before `tx`, which had all ended when it was taken.
+    """
+    create table billing.checkpoints (
+        account_id text primary key references billing.accounts,
+        tx xid8 not null,
+        balance_microusd bigint not null,
+        entries bigint not null,
+        taken_at timestamptz not null default clock_timestamp()
+    ) with (fillfactor = 50)
+    """,
+    # Transaction ids begin anew where the data was loaded into another cluster: then a checkpoint does not count.
+    """
+    create function billing.balance_of(account text) returns bigint language sql stable as
+    $$
+        select (coalesce(c.balance_microusd, 0) + coalesce((
+            select sum(e.amount_microusd) from billing.entries e
+            where e.account_id = account and e.tx >= coalesce(c.tx, '0'::xid8)), 0))::bigint
+        from (select 1) one left join billing.checkpoints c
+            on c.account_id = account and c.tx <= pg_snapshot_xmin(pg_current_snapshot())
+    $$
+    """,
+)
+
+USAGE = (
+    # What a unit of each meter costs, from when on. Rows are only added.
+    """
+    create table billing.prices (
+        meter text not null check (meter ~ '^[a-z][a-z0-9_.]{0,62}$'),
+        version int not null,
+        price_microusd bigint not null check (price_microusd >= 0),
+        per bigint not null check (per > 0),
+        effective_at timestamptz not null default clock_timestamp(),
+        created_at timestamptz not null default clock_timestamp(),
+        created_by text not null,
+        primary key (meter, version)
+    )
+    """,
+    # One thing that is metered at one price: an allocation, or a meter of a function, a deployment, a key.
+    # `quantity` is what was rated of it so far; of allocations, which are rated by time, it stays 0.
+    """
+    create table billing.series (
+        id text primary key,
+        organisation_id text not null,
+        project_id text not null,
+        key_id text,
+        resource_kind text not null,
+        resource_id text not null,
+        meter text not null,
+        detail text not null default '',
+        labels jsonb not null default '{}',
+        leased boolean not null default false,
+        price_microusd bigint not null,
+        per bigint not null check (per > 0),
+        quantity bigint not null default 0,
+        opened_at timestamptz not null default clock_timestamp()
+    )
+    """,
+    "create index series_organisation on billing.series (organisation_id, project_id)",
+    # A window of a series is charged once (nth 0) and corrected at most once (nth 1).
+    """
+    create table billing.usage (
+        window_start timestamptz not null,
+        series_id text not null,
+        nth smallint not null default 0 check (nth in (0, 1)),
+        from_at timestamptz not null,
+        until_at timestamptz not null,
+        quantity bigint not null,
+        amount_microusd bigint not null,
+        run_at timestamptz not null,
+        primary key (window_start, series_id, nth),
+        check (from_at < until_at),
+        check (case nth when 0 then amount_microusd >= 0 and quantity >= 0 else amount_microusd <= 0 end)
+    )
+    """,
+    # The same by day, for reports; the newest day also says until when a series is charged.
+    """
+    create table billing.daily (
+        series_id text not null,
+        day date not null,
+        quantity bigint not null,
+        amount_microusd bigint not null,
+        until_at timestamptz not null,
+        primary key (series_id, day)
+    ) with (fillfactor = 70)
+    """,
+    "create index daily_day on billing.daily (day)",
+    # What other domains metered, once for each key. It waits for its window to end.
+    """
+    create table billing.recorded (
+        key text primary key,
+        organisation_id text not null,
+        project_id text not null,
+        series_id text,
+        meter text not null,
+        quantity bigint not null,
+        occurred_at timestamptz not null,
+        recorded_at timestamptz not null default clock_timestamp(),
+        state text not null check (state in ('pending', 'rated', 'refused')),
+        reason text not null default '',
+        run_at timestamptz
+    )
+    """,
+    "create index recorded_pending on billing.recorded (recorded_at) where state = 'pending'",
+    "create index recorded_refused on billing.recorded (recorded_at) where state = 'refused'",
+    # How far facts were read, and until when time is charged. Whoever accrues locks the row.
+    """
+    create table billing.progress (
+        one boolean primary key default true check (one),
+        tx xid8 not null default '0',
+        seq bigint not null default 0,
+        accrued_until timestamptz not null default date_trunc('minute', clock_timestamp())
+    )
+    """,
+    "insert into billing.progress default values",
+)
+
+BUDGETS = (
+    """
+    create table billing.budgets (
+        id text primary key,
+        organisation_id text not null,
+        project_id text not null,
+        key_id text,
+        period text not null check (period in ('hourly', 'daily', 'monthly')),
+        limit_microusd bigint not null check (limit_microusd >= 0),
+        action text not null check (action in ('reject', 'warn')),
+        version bigint not null default 1,
+        created_at timestamptz not null default clock_timestamp(),
+        updated_at timestamptz not null default clock_timestamp()
+    )
+    """,
+    "create unique index budgets_subject on billing.budgets (project_id, coalesce(key_id, ''), period)",
+    """
+    create function billing.period_start(period text, at timestamptz) returns timestamptz language sql immutable as
+    $$ select date_trunc(case period when 'hourly' then 'hour' when 'daily' then 'day' else 'month' end, at, 'UTC') $$
+    """,
+    # What was spent under a budget in one period, and what is promised to holders of leases.
+    """
+    create table billing.spending (
+        budget_id text not null references billing.budgets on delete cascade,
+        period_start timestamptz not null,
+        spent_microusd bigint not null default 0,
+        reserved_microusd bigint not null default 0 check (reserved_microusd >= 0),
+        warned_at timestamptz,
+        exhausted_at timestamptz,
+        primary key (budget_id, period_start)
+    )
+    """,
+    """
+    create table billing.leases (
+        id text primary key,
+        project_id text not null,
+        key_id text,
+        amount_microusd bigint not null check (amount_microusd > 0),
+        holder text not null,
+        created_at timestamptz not null default clock_timestamp(),
+        expires_at timestamptz not null
+    )
+    """,
+    "create index leases_expiry on billing.leases (expires_at)",
+    # What of a lease is reserved where; the amount is the lease's.
+    """
+    create table billing.lease_parts (
+        lease_id text not null references billing.leases on delete cascade,
+        budget_id text not null,
+        period_start timestamptz not null,
+        primary key (lease_id, budget_id)
+    )
+    """,
+)
+
+PAYMENTS = (
+    """
+    create table billing.payments (
+        id text primary key,
+        organisation_id text not null,
+        project_id text not null,
+        provider text not null,
+        state text not null check (state in ('open', 'succeeded', 'failed', 'expired')),
+        version bigint not null default 1,
+        amount_microusd bigint not null check (amount_microusd > 0),
+        currency text not null,
+        refunded_microusd bigint not null default 0 check (refunded_microusd between 0 and amount_microusd),
+        session_id text,
+        intent_id text,
+        checkout_url text not null default '',
+        reason text not null default '',
+        created_by text not null,
+        correlation_id text not null,
+        created_at timestamptz not null default clock_timestamp(),
+        completed_at timestamptz
+    )
+    """,
+    "create index payments_organisation on billing.payments (organisation_id, id)",
+    "create unique index payments_session on billing.payments (provider, session_id) where session_id is not null",
+    "create unique index payments_intent on billing.payments (provider, intent_id) where intent_id is not null",
+    # The provider's events as they came, each once.
+    """
+    create table billing.provider_events (
+        provider text not null,
+        event_id text not null,
+        type text not null,
+        body bytea not null,
+        state text not null default 'received' check (state in
+            ('received', 'waiting', 'applied', 'ignored', 'unmatched', 'rejected', 'held', 'discarded')),
+        reason text not null default '',
+        payment_id text,
+        attempts int not null default 0,
+        received_at timestamptz not null default clock_timestamp(),
+        due_at timestamptz not null default clock_timestamp(),
+        handled_at timestamptz,
+        primary key (provider, event_id)
+    )
+    """,
+    "create index provider_events_due on billing.provider_events (due_at) where state in ('received', 'waiting')",
+    "create index provider_events_state on billing.provider_events (state, received_at)",
+    """
+    create table billing.refunds (
+        id text primary key,
+        payment_id text not null references billing.payments,
+        organisation_id text not null,
+        state text not null check (state in ('requested', 'pending', 'succeeded', 'failed')),
+        version bigint not null default 1,
+        amount_microusd bigint not null check (amount_microusd > 0),
+        provider_refund_id text,
+        reason text not null,
+        failure text not null default '',
+        attempts int not null default 0,
+        due_at timestamptz,
+        created_by text not null,
+        correlation_id text not null,
+        created_at timestamptz not null default clock_timestamp(),
+        completed_at timestamptz
+    )
+    """,
+    "create index refunds_payment on billing.refunds (payment_id)",
+    "create index refunds_due on billing.refunds (due_at) where state = 'requested'",
+    """
+    create table billing.disputes (
+        id text primary key,
+        payment_id text not null references billing.payments,
+        state text not null check (state in ('open', 'won', 'lost')),
+        amount_microusd bigint not null check (amount_microusd > 0),
+        opened_at timestamptz not null default clock_timestamp(),
+        closed_at timestamptz
+    )
+    """,
+)
+
+
+def upgrade() -> None:
+    """Create the tables of billing."""
+    for statement in (*LEDGER, *USAGE, *BUDGETS, *PAYMENTS):
+        op.execute(statement)
+    for table in _APPEND_ONLY:
+        op.execute(f"revoke update, delete, truncate on billing.{table} from public, current_user")
+        op.execute(
+            f"create trigger {table}_append_only before update or delete or truncate on billing.{table}"
+            " for each statement execute function kit.refuse_change()"
+        )

@@ -1,0 +1,1 @@
+"""What organisations owe and own: the ledger, usage, balances, budgets and payments."""

@@ -1,0 +1,77 @@
+"""The meter: charges every window that has ended, to everybody, once.
+
+Any number of billers may run. The one whose turn it is locks the row of progress, and charges at most `WINDOWS_MAX`
+windows in one transaction: after a long absence it catches up step by step. Database time decides.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from penstock.billing.model import REVENUE, Account, Accrued, Kind, Transfer
+from penstock.billing.ports import Allocations
+from penstock.billing.store import accrual, ledger
+from penstock.billing.store.accrual import Excess
+from penstock.kit.db import Database, Tx
+
+WINDOWS_MAX: Final = 60
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Accrue:
+    """The use case, with what it asks of others."""
+
+    allocations: Allocations
+    window: timedelta = timedelta(seconds=60)
+
+    async def __call__(self, db: Database) -> Accrued | None:
+        """One run, or none when it is another's turn or no window has ended."""
+        async with db.transaction() as tx:
+            progress = await accrual.lock_progress(tx)
+            if progress is None or progress.now < progress.accrued_until + self.window:
+                return None
+            return await self.until(tx, progress.accrued_until, progress.now)
+
+    async def until(self, tx: Tx, since: datetime, now: datetime) -> Accrued:
+        """Charge the windows that have ended by `now`; the caller has the turn."""
+        ended = _begin(now, self.window)
+        until = min(ended, _begin(since, self.window) + WINDOWS_MAX * self.window)
+        await accrual.open_payers(tx)
+        for owed in await accrual.excess(tx, run_at=until, window=self.window):
+            await _give_back(tx, owed, until)
+        charged, paid_up = await accrual.accrue(tx, until=until, window=self.window)
+        await self.allocations.settle(tx, paid_up)
+        await accrual.advance(tx, until)
+        return Accrued(
+            until=until,
+            windows=charged.windows,
+            transfers=charged.transfers,
+            amount_microusd=charged.amount_microusd,
+            settled=charged.settled,
+            behind=until < ended,
+        )
+
+
+async def _give_back(tx: Tx, owed: Excess, run_at: datetime) -> None:
+    """To where it came from: to the balance first, then to the credit, never more than was taken from each."""
+    balance, credit = Account.BALANCE.of(owed.organisation_id), Account.CREDIT.of(owed.organisation_id)
+    taken = await ledger.remaining(tx, owed.corrects)
+    to_balance = min(owed.amount_microusd, max(-taken.get(balance, 0), 0))
+    entries = {balance: to_balance, credit: owed.amount_microusd - to_balance, REVENUE: -owed.amount_microusd}
+    await ledger.post(
+        tx,
+        Transfer(
+            id=f"correction/{owed.corrects}/{run_at:%Y-%m-%dT%H:%M:%SZ}",
+            kind=Kind.CORRECTION,
+            organisation_id=owed.organisation_id,
+            entries={account: amount for account, amount in entries.items() if amount},
+            corrects=owed.corrects,
+            memo="charged beyond the end",
+        ),
+    )
+
+
+def _begin(at: datetime, window: timedelta) -> datetime:
+    """When the window of this moment began."""
+    return at - (at - _EPOCH) % window

@@ -1,0 +1,227 @@
+"""Charging time and metered usage, for everybody at once.
+
+Time is cut into windows. Each window of each allocation gets one usage row, rated as the difference of two totals since
+activation, so that no rounding adds up; each account gets one transfer for each window, with the usage rows under it.
+Usage that other domains recorded is charged with the window that ends. Promotional credit is spent before the balance.
+Everything is read from one snapshot and written by one statement: a run that dies has done nothing.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from penstock.billing.model import US_PER_HOUR, Accrued
+from penstock.kit.db import Reader, Tx
+
+#: What time costs since activation, as a total.
+_TOTAL: Final = "div((extract(epoch from {at} - active_at) * 1000000)::numeric * price, {per})"
+_SINCE: Final = _TOTAL.format(at="from_at", per=US_PER_HOUR)
+_UNTIL: Final = _TOTAL.format(at="until_at", per=US_PER_HOUR)
+
+#: Allocations on the meter, with what is charged of them already.
+_METERED: Final = """
+    select b.allocation_id as series_id, b.organisation_id, b.project_id, b.key_id, b.purpose, b.sku, b.labels,
+        b.price_microusd_per_hour as price, b.active_at, b.billing_ended_at as ended_at,
+        coalesce(last.until_at, b.active_at) as since
+    from compute.billable b
+    left join lateral (
+        select d.until_at from billing.daily d where d.series_id = b.allocation_id order by d.day desc limit 1
+    ) last on true
+"""
+
+#: $1 until when, $2 the length of a window. A window that is begun twice, because its length was changed, begins the
+#: second time where the first left off.
+_ACCRUE: Final = f"""
+    with metered as materialized ({_METERED} where b.active_at < $1::timestamptz), opened as (
+        insert into billing.series (id, organisation_id, project_id, key_id, resource_kind, resource_id, meter, detail,
+            labels, price_microusd, per)
+        select series_id, organisation_id, project_id, key_id, 'allocation', series_id, 'allocation.' || purpose, sku,
+            labels, price, {US_PER_HOUR}
+        from metered where since = active_at on conflict (id) do nothing
+    ), relabelled as (
+        update billing.series s set labels = m.labels from metered m where s.id = m.series_id and s.labels <> m.labels
+    ), slices as (
+        select m.*, case when w < since and since > active_at then since else w end as window_start,
+            greatest(w, since) as from_at, least(w + $2::interval, $1, ended_at) as until_at
+        from metered m cross join lateral generate_series(
+            date_bin($2, since, timestamptz 'epoch'), least($1, ended_at) - interval '1 microsecond', $2) w
+        where since < least($1, ended_at)
+    ), pending as materialized (
+        select key, series_id, quantity from billing.recorded where state = 'pending' and recorded_at < $1
+    ), folded as (
+        select s.id as series_id, s.organisation_id, s.project_id, s.key_id, s.leased, s.quantity as before,
+            s.price_microusd::numeric as price, s.per, sum(p.quantity)::bigint as added
+        from pending p join billing.series s on s.id = p.series_id group by s.id
+    ), advanced as (
+        update billing.series s set quantity = s.quantity + f.added from folded f where s.id = f.series_id
+    ), marked as (
+        update billing.recorded r set state = 'rated', run_at = $1 from pending p where r.key = p.key
+    ), charges as materialized (
+        select series_id, organisation_id, project_id, key_id, false as leased, window_start, from_at, until_at,
+            (extract(epoch from until_at - from_at) * 1000000)::bigint as quantity,
+            ({_UNTIL} - {_SINCE})::bigint as amount
+        from slices
+        union all
+        select series_id, organisation_id, project_id, key_id, leased, $1 - $2::interval, $1 - $2::interval, $1, added,
+            (div((before + added) * price, per) - div(before * price, per))::bigint
+        from folded
+    ), used as (
+        insert into billing.usage (window_start, series_id, from_at, until_at, quantity, amount_microusd, run_at)
+        select window_start, series_id, from_at, until_at, quantity, amount, $1 from charges
+        order by window_start, series_id
+    ), summed as (
+        insert into billing.daily as d (series_id, day, quantity, amount_microusd, until_at)
+        select series_id, (window_start at time zone 'UTC')::date, sum(quantity), sum(amount), max(until_at)
+        from charges group by 1, 2 order by 1, 2
+        on conflict (series_id, day) do update set quantity = d.quantity + excluded.quantity,
+            amount_microusd = d.amount_microusd + excluded.amount_microusd, until_at = excluded.until_at
+    ), spent as (
+        insert into billing.spending as s (budget_id, period_start, spent_microusd)
+        select b.id, billing.period_start(b.period, c.window_start), sum(c.amount)
+        from charges c join billing.budgets b
+            on b.project_id = c.project_id and (b.key_id is null or b.key_id = c.key_id)
+        where not c.leased group by 1, 2 order by 1, 2
+        on conflict (budget_id, period_start) do update set spent_microusd = s.spent_microusd + excluded.spent_microusd
+    ), bills as (
+        select organisation_id, window_start, sum(amount) as amount,
+            'usage/' || organisation_id || '/' || to_char(window_start at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as id
+        from charges group by organisation_id, window_start having sum(amount) > 0
+    ), split as (
+        select b.*, least(amount, greatest(0, credit - (sum(amount) over earlier - amount)))::bigint as from_credit
+        from bills b join (
+            select organisation_id, billing.balance_of(organisation_id || '/credit') as credit
+            from (select distinct organisation_id from bills) payers
+        ) c using (organisation_id)
+        window earlier as (partition by organisation_id order by window_start)
+    ), numbered as materialized (
+        select s.*, case when exists (select 1 from billing.transfers t where t.id = s.id)
+            then s.id || '/' || to_char($1 at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') else s.id end as transfer_id
+        from split s
+    ), posted as (
+        insert into billing.transfers (id, kind, organisation_id, window_start, run_at)
+        select transfer_id, 'usage', organisation_id, window_start, $1 from numbered
+    ), written as (
+        insert into billing.entries (transfer_id, account_id, amount_microusd)
+        select transfer_id, account_id, part
+        from numbered cross join lateral (values
+            (organisation_id || '/credit', -from_credit),
+            (organisation_id || '/balance', from_credit - amount::bigint),
+            ('platform/revenue', amount::bigint)) e (account_id, part)
+        where part <> 0 order by window_start, organisation_id
+    )
+    select (select count(*) from charges) as windows, (select count(*) from numbered) as transfers,
+        (select coalesce(sum(amount), 0)::bigint from numbered) as amount,
+        array(select series_id from metered where ended_at <= $1) as ended
+"""
+
+#: Windows that were charged beyond what turned out to be the end, each with what is given back of it.
+_EXCESS: Final = f"""
+    with metered as ({_METERED} where b.billing_ended_at is not null), excess as materialized (
+        select m.series_id, m.organisation_id, m.project_id, m.key_id, m.ended_at, u.window_start, u.run_at as charged_at,
+            u.from_at, u.until_at, greatest(u.from_at, m.ended_at) as kept_until,
+            m.price, m.active_at, u.amount_microusd as charged
+        from metered m join billing.usage u on u.series_id = m.series_id and u.nth = 0
+            and u.window_start > m.ended_at - $2::interval and u.window_start < m.since
+        where m.since > m.ended_at and u.until_at > m.ended_at
+    ), rated as materialized (
+        select *, -(extract(epoch from until_at - kept_until) * 1000000)::bigint as quantity,
+            ({_TOTAL.format(at="kept_until", per=US_PER_HOUR)} - {_SINCE})::bigint - charged as amount
+        from excess
+    ), used as (
+        insert into billing.usage (window_start, series_id, nth, from_at, until_at, quantity, amount_microusd, run_at)
+        select window_start, series_id, 1, kept_until, until_at, quantity, amount, $1 from rated
+    ), summed as (
+        update billing.daily d set quantity = d.quantity + r.quantity, amount_microusd = d.amount_microusd + r.amount,
+            until_at = r.ended_at
+        from (
+            select series_id, (window_start at time zone 'UTC')::date as day, sum(quantity)::bigint as quantity,
+                sum(amount)::bigint as amount, min(ended_at) as ended_at
+            from rated group by 1, 2
+        ) r where d.series_id = r.series_id and d.day = r.day
+    ), unspent as (
+        update billing.spending s set spent_microusd = s.spent_microusd + r.amount
+        from (
+            select b.id, billing.period_start(b.period, x.window_start) as period_start, sum(x.amount)::bigint as amount
+            from rated x join billing.budgets b
+                on b.project_id = x.project_id and (b.key_id is null or b.key_id = x.key_id)
+            group by 1, 2
+        ) r where s.budget_id = r.id and s.period_start = r.period_start
+    )
+    select t.id as corrects, r.organisation_id, -sum(r.amount)::bigint as amount
+    from rated r join billing.transfers t
+        on t.organisation_id = r.organisation_id and t.window_start = r.window_start and t.run_at = r.charged_at
+    group by t.id, r.organisation_id having sum(r.amount) < 0 order by t.id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far time is charged, and what the database's clock says."""
+
+    accrued_until: datetime
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """What an organisation is owed of one transfer."""
+
+    corrects: str
+    organisation_id: str
+    amount_microusd: int
+
+
+async def lock_progress(tx: Tx) -> Progress | None:
+    """Take the turn; none when another has it."""
+    row = await tx.fetchrow(
+        "select accrued_until, clock_timestamp() as now from billing.progress for update skip locked"
+    )
+    return Progress(**dict(row)) if row else None
+
+
+async def advance(tx: Tx, until: datetime) -> None:
+    """Time is charged until here."""
+    await tx.execute("update billing.progress set accrued_until = $1", until)
+
+
+async def open_payers(tx: Tx) -> None:
+    """Accounts for whoever begins to owe something, and the turn to spend their credit: others wait for the commit."""
+    await tx.execute(
+        """
+        with payers as (
+            select organisation_id from compute.billable union select organisation_id from billing.recorded
+            where state = 'pending'
+        ), opened as (
+            insert into billing.customers (organisation_id) select organisation_id from payers on conflict do nothing
+        )
+        insert into billing.accounts (id, organisation_id, kind)
+        select organisation_id || '/' || kind, organisation_id, kind
+        from payers cross join unnest(array['balance', 'credit', 'holds']) kind on conflict do nothing
+        """
+    )
+
+
+async def excess(tx: Tx, *, run_at: datetime, window: timedelta) -> list[Excess]:
+    """Take back what was charged beyond the end of allocations that, as it turns out, ended earlier; the sums that
+    the ledger still has to give back."""
+    rows = await tx.fetch(_EXCESS, run_at, window)
+    return [Excess(corrects=row[0], organisation_id=row[1], amount_microusd=row[2]) for row in rows]
+
+
+async def accrue(tx: Tx, *, until: datetime, window: timedelta) -> tuple[Accrued, list[str]]:
+    """Charge all time and usage until then, and the allocations that are charged to their end."""
+    row = await tx.fetchrow(_ACCRUE, until, window)
+    assert row is not None
+    charged = Accrued(
+        until=until,
+        windows=row["windows"],
+        transfers=row["transfers"],
+        amount_microusd=row["amount"],
+        settled=len(row["ended"]),
+    )
+    return charged, row["ended"]
+
+
+async def accrued_until(conn: Reader) -> datetime:
+    """How far time is charged."""
+    return await conn.fetchval("select accrued_until from billing.progress")

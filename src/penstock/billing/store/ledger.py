@@ -1,0 +1,109 @@
+"""Accounts, transfers and balances. Rows are only inserted; the database refuses what does not sum to zero."""
+
+from typing import Final
+
+from penstock.billing.model import Account, Transfer
+from penstock.kit.db import Reader, Tx
+from penstock.kit.telemetry import correlation_id
+
+_POST: Final = """
+    with posted as (
+        insert into billing.transfers (id, kind, organisation_id, corrects, memo, correlation_id)
+        values ($1, $2, $3, $4, $5, $6) on conflict (id) do nothing returning id
+    ), written as (
+        insert into billing.entries (transfer_id, account_id, amount_microusd)
+        select posted.id, account_id, amount from posted, unnest($7::text[], $8::bigint[]) as e (account_id, amount)
+    )
+    select exists (select 1 from posted)
+"""
+
+
+async def open_customer(tx: Tx, organisation_id: str) -> None:
+    """Give the organisation its accounts, once."""
+    await tx.execute(
+        """
+        with opened as (
+            insert into billing.customers (organisation_id) values ($1) on conflict do nothing
+        )
+        insert into billing.accounts (id, organisation_id, kind)
+        select $1 || '/' || kind, $1, kind from unnest($2::text[]) kind on conflict do nothing
+        """,
+        organisation_id,
+        list(Account),
+    )
+
+
+async def lock_customer(tx: Tx, organisation_id: str) -> bool:
+    """Whoever decides by a balance goes one by one; whether there is such a customer."""
+    return bool(
+        await tx.fetchval("select true from billing.customers where organisation_id = $1 for update", organisation_id)
+    )
+
+
+async def post(tx: Tx, transfer: Transfer) -> bool:
+    """Write a transfer, unless one of this id is there already; whether it was written."""
+    return await tx.fetchval(
+        _POST,
+        transfer.id,
+        transfer.kind,
+        transfer.organisation_id,
+        transfer.corrects,
+        transfer.memo,
+        correlation_id(),
+        list(transfer.entries),
+        list(transfer.entries.values()),
+    )
+
+
+async def entries_of(conn: Reader, transfer_id: str) -> dict[str, int]:
+    """The entries of a transfer by account; none when there is no such transfer."""
+    rows = await conn.fetch(
+        "select account_id, amount_microusd from billing.entries where transfer_id = $1", transfer_id
+    )
+    return {row["account_id"]: row["amount_microusd"] for row in rows}
+
+
+async def remaining(conn: Reader, transfer_id: str) -> dict[str, int]:
+    """What is left of a transfer after all corrections of it, by account."""
+    rows = await conn.fetch(
+        """
+        select e.account_id, sum(e.amount_microusd)::bigint as amount
+        from billing.transfers t join billing.entries e on e.transfer_id = t.id
+        where t.id = $1 or t.corrects = $1 group by e.account_id
+        """,
+        transfer_id,
+    )
+    return {row["account_id"]: row["amount"] for row in rows}
+
+
+async def balance(conn: Reader, account_id: str) -> int:
+    """The sum of an account's entries, as of the last that was committed."""
+    return await conn.fetchval("select billing.balance_of($1)", account_id)
+
+
+async def take_checkpoints(tx: Tx, *, entries_min: int) -> int:
+    """Sum up the entries of every account that has so many new ones; how many accounts that were."""
+    return await tx.fetchval(
+        """
+        with bound as materialized (
+            select pg_snapshot_xmin(pg_current_snapshot()) as tx
+        ), grown as (
+            select a.id, bound.tx, coalesce(c.balance_microusd, 0) + n.amount as balance, coalesce(c.entries, 0) + n.entries as entries
+            from bound cross join billing.accounts a
+            left join billing.checkpoints c on c.account_id = a.id and c.tx <= bound.tx
+            cross join lateral (
+                select coalesce(sum(e.amount_microusd), 0)::bigint as amount, count(*) as entries
+                from billing.entries e
+                where e.account_id = a.id and e.tx >= coalesce(c.tx, '0'::xid8) and e.tx < bound.tx) n
+            where n.entries >= $1
+        ), taken as (
+            insert into billing.checkpoints (account_id, tx, balance_microusd, entries)
+            select id, tx, balance, entries from grown
+            on conflict (account_id) do update set tx = excluded.tx, balance_microusd = excluded.balance_microusd,
+                entries = excluded.entries, taken_at = clock_timestamp()
+            returning 1
+        )
+        select count(*) from taken
+        """,
+        entries_min,
+    )

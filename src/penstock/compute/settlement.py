@@ -1,0 +1,14 @@
+"""What billing tells compute (its Protocol `Allocations`)."""
+
+from collections.abc import Sequence
+
+from penstock.compute.store import allocations
+from penstock.kit.db import Tx
+
+
+class Settlement:
+    """Takes allocations off the meter."""
+
+    async def settle(self, tx: Tx, allocation_ids: Sequence[str]) -> None:
+        """They are paid for to the end."""
+        await allocations.settle(tx, allocation_ids)

@@ -1,0 +1,1 @@
+"""Telling people elsewhere: webhooks that carry events out."""
