@@ -6,7 +6,7 @@ import sys
 
 import uvloop
 
-NAMES = ("relay", "api", "tunnel", "allocate", "placement", "nodes", "handoff")
+NAMES = ("relay", "api", "tunnel", "allocate", "placement", "nodes", "handoff", "accrual", "ledger")
 
 
 async def _run(names: list[str]) -> bool:

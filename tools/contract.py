@@ -14,9 +14,11 @@ from typing import Any, cast
 import msgspec
 from compatibility import breaks
 
+from penstock.billing import model as billing
 from penstock.compute import model as compute
 from penstock.fleet import model as fleet
 from penstock.kit import openapi
+from penstock.notices import model as notices
 from penstock.processes import api
 from penstock.wire import subjects
 from penstock.wire.catalogue import CATALOGUE
@@ -38,6 +40,8 @@ def rest_document() -> dict[str, Any]:
         secrets=nothing,
         objects=nothing,
         handoffs=nothing,
+        webhooks=nothing,
+        payments=None,
         bus=nothing,
     )
     settings = api.Settings(database_url="", nats_url="", pki_dir="", secrets_dir="", objects_url="")
@@ -105,7 +109,11 @@ def generated() -> dict[Path, str]:
         docs / "diagrams" / "allocation.md": diagram(
             "The life of an allocation", compute.MOVES, compute.INITIAL, compute.FINAL
         ),
+        docs / "diagrams" / "balance.md": diagram("The life of a balance", billing.MOVES, billing.INITIAL, ()),
         docs / "diagrams" / "node.md": diagram("The life of a node", fleet.MOVES, fleet.NodeState.PENDING, fleet.FINAL),
+        docs / "diagrams" / "webhook.md": diagram(
+            "The life of a webhook", notices.MOVES, notices.WebhookState.ACTIVE, notices.FINAL
+        ),
     }
 
 

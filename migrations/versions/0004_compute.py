@@ -216,6 +216,18 @@ STATEMENTS = (
         select project_id, sum(gpus)::bigint as gpus_used from compute.allocations
         where state in ('requested', 'provisioning', 'active', 'releasing') group by project_id
     """,
+    # Locks the quota, then counts: a single statement would count with eyes from before it had to wait.
+    """
+    create function compute.lock_quota(project text, out quota_gpus int, out used_gpus bigint) language plpgsql as
+    $$ begin
+        select gpus_max into quota_gpus from compute.quotas where project_id = project for update;
+        if not found then
+            insert into compute.quotas (project_id) values (project) on conflict (project_id) do nothing;
+            select gpus_max into quota_gpus from compute.quotas where project_id = project for update;
+        end if;
+        select coalesce((select gpus_used from compute.quota_use where project_id = project), 0) into used_gpus;
+    end $$
+    """,
 )
 
 

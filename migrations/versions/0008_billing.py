@@ -58,7 +58,7 @@ LEDGER = (
         organisation_id text not null,
         window_start timestamptz,
         run_at timestamptz,
-        corrects text references billing.transfers,
+        corrects text,
         memo text not null default '',
         correlation_id text not null default '',
         at timestamptz not null default clock_timestamp(),
@@ -67,14 +67,15 @@ LEDGER = (
     )
     """,
     "create index transfers_organisation on billing.transfers (organisation_id, at)",
+    "create index transfers_window on billing.transfers (organisation_id, window_start) where window_start is not null",
     "create index transfers_corrected on billing.transfers (corrects) where corrects is not null",
     "create index transfers_correlation on billing.transfers (correlation_id) where correlation_id <> ''",
-    # No foreign key to the accounts: every transfer would lock the row of the platform's revenue. The trigger below
-    # looks instead, and no account is ever deleted.
+    # No foreign keys to transfers and accounts: they lock the row that they name, for which the owner of these tables has
+    # no permission, and every transfer would lock the platform's revenue. Triggers look instead: no row ever goes away.
     """
     create table billing.entries (
         seq bigint generated always as identity,
-        transfer_id text not null references billing.transfers,
+        transfer_id text not null,
         account_id text not null,
         amount_microusd bigint not null check (amount_microusd <> 0),
         tx xid8 not null default pg_current_xact_id(),
@@ -88,8 +89,9 @@ LEDGER = (
     $$ declare wrong text; begin
         select added.transfer_id into wrong
         from added left join billing.accounts on accounts.id = added.account_id
+        left join billing.transfers on transfers.id = added.transfer_id
         group by added.transfer_id, accounts.currency
-        having sum(added.amount_microusd) <> 0 or bool_or(accounts.id is null) limit 1;
+        having sum(added.amount_microusd) <> 0 or bool_or(accounts.id is null or transfers.id is null) limit 1;
         if found then
             raise exception 'transfer % does not sum to zero over accounts that exist', wrong
                 using errcode = 'check_violation';
@@ -101,17 +103,37 @@ LEDGER = (
     create trigger entries_zero_sum after insert on billing.entries referencing new table as added
         for each statement execute function billing.require_zero_sum()
     """,
+    """
+    create function billing.require_corrected() returns trigger language plpgsql as
+    $$ begin
+        if exists (select 1 from added where corrects is not null
+                and not exists (select 1 from billing.transfers where transfers.id = added.corrects)) then
+            raise exception 'a correction names no transfer that exists' using errcode = 'foreign_key_violation';
+        end if;
+        return null;
+    end $$
+    """,
+    """
+    create trigger transfers_corrected after insert on billing.transfers referencing new table as added
+        for each statement execute function billing.require_corrected()
+    """,
+    """
+    create function billing.stamp(at timestamptz) returns text language sql immutable as
+    $$ select to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') $$
+    """,
     # The sum of an account's entries of all transactions before `tx`, which had all ended when it was taken.
     """
     create table billing.checkpoints (
-        account_id text primary key references billing.accounts,
+        account_id text primary key,
+        cluster bigint not null,
         tx xid8 not null,
         balance_microusd bigint not null,
         entries bigint not null,
         taken_at timestamptz not null default clock_timestamp()
     ) with (fillfactor = 50)
     """,
-    # Transaction ids begin anew where the data was loaded into another cluster: then a checkpoint does not count.
+    # Transaction ids begin anew where the data was loaded into another cluster: there a checkpoint never counts, also
+    # when the ids have come as far as its own.
     """
     create function billing.balance_of(account text) returns bigint language sql stable as
     $$
@@ -120,6 +142,7 @@ LEDGER = (
             where e.account_id = account and e.tx >= coalesce(c.tx, '0'::xid8)), 0))::bigint
         from (select 1) one left join billing.checkpoints c
             on c.account_id = account and c.tx <= pg_snapshot_xmin(pg_current_snapshot())
+                and c.cluster = (select system_identifier from pg_control_system())
     $$
     """,
 )
@@ -159,6 +182,8 @@ USAGE = (
     )
     """,
     "create index series_organisation on billing.series (organisation_id, project_id)",
+    # What is metered besides time: few, and asked for with every balance.
+    "create index series_metered on billing.series (organisation_id) where resource_kind <> 'allocation'",
     # A window of a series is charged once (nth 0) and corrected at most once (nth 1).
     """
     create table billing.usage (
@@ -180,13 +205,14 @@ USAGE = (
     create table billing.daily (
         series_id text not null,
         day date not null,
+        organisation_id text not null,
         quantity bigint not null,
         amount_microusd bigint not null,
         until_at timestamptz not null,
         primary key (series_id, day)
     ) with (fillfactor = 70)
     """,
-    "create index daily_day on billing.daily (day)",
+    "create index daily_organisation on billing.daily (organisation_id, day)",
     # What other domains metered, once for each key. It waits for its window to end.
     """
     create table billing.recorded (
@@ -218,6 +244,7 @@ USAGE = (
 )
 
 BUDGETS = (
+    # A deleted budget stays while leases under it run: whoever changes a lease locks the budgets that it is part of.
     """
     create table billing.budgets (
         id text primary key,
@@ -227,28 +254,53 @@ BUDGETS = (
         period text not null check (period in ('hourly', 'daily', 'monthly')),
         limit_microusd bigint not null check (limit_microusd >= 0),
         action text not null check (action in ('reject', 'warn')),
-        version bigint not null default 1,
+        version bigint not null default 0,
         created_at timestamptz not null default clock_timestamp(),
-        updated_at timestamptz not null default clock_timestamp()
+        updated_at timestamptz not null default clock_timestamp(),
+        deleted_at timestamptz
     )
     """,
-    "create unique index budgets_subject on billing.budgets (project_id, coalesce(key_id, ''), period)",
     """
-    create function billing.period_start(period text, at timestamptz) returns timestamptz language sql immutable as
+    create unique index budgets_subject on billing.budgets (project_id, coalesce(key_id, ''), period)
+        where deleted_at is null
+    """,
+    "create index budgets_project on billing.budgets (project_id, id)",
+    """
+    create function billing.period_start(period text, at timestamptz) returns timestamptz language sql stable as
     $$ select date_trunc(case period when 'hourly' then 'hour' when 'daily' then 'day' else 'month' end, at, 'UTC') $$
     """,
-    # What was spent under a budget in one period, and what is promised to holders of leases.
+    """
+    create function billing.period_end(period text, at timestamptz) returns timestamptz language sql stable as
+    $$ select (billing.period_start(period, at) at time zone 'UTC' + case period when 'hourly' then interval '1 hour'
+        when 'daily' then interval '1 day' else interval '1 month' end) at time zone 'UTC' $$
+    """,
+    # What the meter charged under a budget in one period. The meter alone adds to it.
     """
     create table billing.spending (
         budget_id text not null references billing.budgets on delete cascade,
         period_start timestamptz not null,
         spent_microusd bigint not null default 0,
-        reserved_microusd bigint not null default 0 check (reserved_microusd >= 0),
-        warned_at timestamptz,
-        exhausted_at timestamptz,
         primary key (budget_id, period_start)
     )
     """,
+    # What leases took of a period, what is held for allocations that run, and what was told about it. It stands apart
+    # from what the meter writes, so that nobody on a hot path ever waits for a run over all allocations. Whoever changes
+    # a row has locked its budget.
+    """
+    create table billing.budget_periods (
+        budget_id text not null references billing.budgets on delete cascade,
+        period_start timestamptz not null,
+        settled_microusd bigint not null default 0,
+        reserved_microusd bigint not null default 0 check (reserved_microusd >= 0),
+        held_microusd bigint not null default 0,
+        warned_at timestamptz,
+        exhausted_at timestamptz,
+        released_at timestamptz,
+        primary key (budget_id, period_start)
+    ) with (fillfactor = 50)
+    """,
+    # A lease that lapsed was seen to be over by somebody who gave its money away: it is never settled, even if the
+    # clock is set back.
     """
     create table billing.leases (
         id text primary key,
@@ -257,18 +309,93 @@ BUDGETS = (
         amount_microusd bigint not null check (amount_microusd > 0),
         holder text not null,
         created_at timestamptz not null default clock_timestamp(),
-        expires_at timestamptz not null
+        expires_at timestamptz not null,
+        lapsed_at timestamptz
     )
     """,
     "create index leases_expiry on billing.leases (expires_at)",
-    # What of a lease is reserved where; the amount is the lease's.
+    "create index leases_project on billing.leases (project_id)",
+    # The budgets and periods under which a lease is reserved; amount and end are the lease's.
     """
     create table billing.lease_parts (
         lease_id text not null references billing.leases on delete cascade,
         budget_id text not null,
         period_start timestamptz not null,
+        amount_microusd bigint not null,
+        expires_at timestamptz not null,
         primary key (lease_id, budget_id)
     )
+    """,
+    "create index lease_parts_budget on billing.lease_parts (budget_id, expires_at)",
+    # What leases of a project and key spent, by the hour in which they were reserved: for budgets that come later.
+    """
+    create table billing.settled (
+        project_id text not null,
+        key_id text not null,
+        hour timestamptz not null,
+        amount_microusd bigint not null,
+        primary key (project_id, hour, key_id)
+    )
+    """,
+    # Every budget with its period at a moment, which is never a volatile expression: then it becomes part of the query
+    # that asks. A lease that is over counts as given back, swept or not.
+    """
+    create function billing.budgets_at(moment timestamptz) returns table (
+        id text, organisation_id text, project_id text, key_id text, period text, limit_microusd bigint, action text,
+        created_at timestamptz, updated_at timestamptz, starts_at timestamptz, ends_at timestamptz,
+        spent_microusd bigint, reserved_microusd bigint, held_microusd bigint
+    ) language sql stable as
+    $$
+        select b.id, b.organisation_id, b.project_id, b.key_id, b.period, b.limit_microusd, b.action, b.created_at,
+            b.updated_at, billing.period_start(b.period, moment), billing.period_end(b.period, moment),
+            coalesce(s.spent_microusd, 0) + coalesce(p.settled_microusd, 0),
+            coalesce(p.reserved_microusd, 0) - coalesce((
+                select sum(l.amount_microusd) from billing.lease_parts l where l.budget_id = b.id
+                and l.period_start = billing.period_start(b.period, moment) and l.expires_at <= moment), 0)::bigint,
+            coalesce(p.held_microusd, 0)
+        from billing.budgets b
+        left join billing.spending s
+            on s.budget_id = b.id and s.period_start = billing.period_start(b.period, moment)
+        left join billing.budget_periods p
+            on p.budget_id = b.id and p.period_start = billing.period_start(b.period, moment)
+        where b.deleted_at is null
+    $$
+    """,
+    # Locks all budgets that apply, ends the leases that are over, then looks: a single statement would look with eyes
+    # from before it had to wait.
+    """
+    create function billing.lock_budgets(project text, key text, at timestamptz) returns table (
+        moment timestamptz, id text, organisation_id text, project_id text, key_id text, period text,
+        limit_microusd bigint, action text, created_at timestamptz, updated_at timestamptz, starts_at timestamptz,
+        ends_at timestamptz, spent_microusd bigint, reserved_microusd bigint, held_microusd bigint
+    ) language plpgsql as
+    $$ declare locked text[]; begin
+        locked := array(select b.id from billing.budgets b
+            where b.project_id = project and (b.key_id is null or b.key_id = key) and b.deleted_at is null
+            order by b.id for no key update);
+        moment := coalesce(at, clock_timestamp());
+        update billing.leases l set lapsed_at = moment from billing.lease_parts p
+            where p.budget_id = any(locked) and p.expires_at <= moment and l.id = p.lease_id and l.lapsed_at is null;
+        return query select moment, b.* from billing.budgets_at(moment) b where b.id = any(locked);
+    end $$
+    """,
+)
+
+FUNDS = (
+    # Locks the customer, then looks: a single statement would look with eyes from before it had to wait.
+    """
+    create function billing.lock_purse(
+        payer text, project text, out funds_microusd bigint, out committed_microusd_per_hour bigint, out budgeted boolean
+    ) language plpgsql as
+    $$ begin
+        select c.credit_limit_microusd into funds_microusd
+        from billing.customers c where c.organisation_id = payer for update;
+        if not found then return; end if;
+        select funds_microusd + billing.balance_of(payer || '/balance') + billing.balance_of(payer || '/credit'),
+            coalesce((select sum(price_microusd_per_hour) from compute.commitments where organisation_id = payer), 0),
+            exists (select 1 from billing.budgets b where b.project_id = project and b.deleted_at is null)
+        into funds_microusd, committed_microusd_per_hour, budgeted;
+    end $$
     """,
 )
 
@@ -296,6 +423,7 @@ PAYMENTS = (
     """,
     "create index payments_organisation on billing.payments (organisation_id, id)",
     "create unique index payments_session on billing.payments (provider, session_id) where session_id is not null",
+    "create index payments_abandoned on billing.payments (created_at) where state = 'open' and session_id is null",
     "create unique index payments_intent on billing.payments (provider, intent_id) where intent_id is not null",
     # The provider's events as they came, each once.
     """
@@ -317,6 +445,8 @@ PAYMENTS = (
     """,
     "create index provider_events_due on billing.provider_events (due_at) where state in ('received', 'waiting')",
     "create index provider_events_state on billing.provider_events (state, received_at)",
+    "create index provider_events_received on billing.provider_events (received_at, event_id)",
+    "create index provider_events_id on billing.provider_events (event_id)",
     """
     create table billing.refunds (
         id text primary key,
@@ -337,7 +467,9 @@ PAYMENTS = (
     )
     """,
     "create index refunds_payment on billing.refunds (payment_id)",
-    "create index refunds_due on billing.refunds (due_at) where state = 'requested'",
+    "create index refunds_due on billing.refunds (due_at) where state in ('requested', 'pending')",
+    "create unique index refunds_provider on billing.refunds (payment_id, provider_refund_id)"
+    " where provider_refund_id is not null",
     """
     create table billing.disputes (
         id text primary key,
@@ -353,7 +485,7 @@ PAYMENTS = (
 
 def upgrade() -> None:
     """Create the tables of billing."""
-    for statement in (*LEDGER, *USAGE, *BUDGETS, *PAYMENTS):
+    for statement in (*LEDGER, *USAGE, *BUDGETS, *FUNDS, *PAYMENTS):
         op.execute(statement)
     for table in _APPEND_ONLY:
         op.execute(f"revoke update, delete, truncate on billing.{table} from public, current_user")

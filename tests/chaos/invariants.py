@@ -25,6 +25,23 @@ select a.slot_id from compute.claims a join compute.claims b
 _UNFINISHED = """
 select id, state, reason from compute.allocations where state not in ('released', 'failed')
 """
+_UNSETTLED = "select count(*) from compute.billable"
+#: What each allocation was charged, against the closed form.
+_MISCHARGED = """
+with paid as (
+    select id, price_microusd_per_hour as price, extract(epoch from billing_ended_at - active_at) * 1000000 as us
+    from compute.allocations where active_at is not null and purpose <> 'stock'
+), charged as (
+    select series_id as id, sum(amount_microusd) as amount, sum(quantity) as us from billing.usage group by series_id
+)
+select p.id, div(p.us * p.price, 3600000000) as owed, c.amount, p.us, c.us from paid p left join charged c using (id)
+where div(p.us * p.price, 3600000000) <> coalesce(c.amount, 0) or p.us <> coalesce(c.us, 0)
+"""
+_UNBALANCED = "select transfer_id from billing.entries group by 1 having sum(amount_microusd) <> 0"
+_TOTALS = """
+select (select sum(amount_microusd) from billing.usage) as used,
+    (select sum(amount_microusd) from billing.entries where account_id = 'platform/revenue') as earned
+"""
 
 
 def setting(cloud: Cloud, name: str) -> str:
@@ -52,6 +69,20 @@ async def everything_ended(cloud: Cloud) -> None:
     assert not unfinished, f"{unfinished}\n{cloud.logs()}"
     assert (await fetch(cloud, _HELD))[0][0] == 0
     assert await fetch(cloud, _TWICE) == []
+
+
+async def every_second_is_charged_once(cloud: Cloud) -> int:
+    """Each allocation was charged what its time costs, to the last micro-dollar, and the ledger says the same."""
+    for _ in range(_SETTLED_S):
+        if (await fetch(cloud, _UNSETTLED))[0][0] == 0:
+            break
+        await asyncio.sleep(1)
+    assert (await fetch(cloud, _UNSETTLED))[0][0] == 0, cloud.logs()
+    assert await fetch(cloud, _MISCHARGED) == []
+    assert await fetch(cloud, _UNBALANCED) == []
+    used, earned = (await fetch(cloud, _TOTALS))[0]
+    assert used == earned
+    return used
 
 
 async def no_unit_is_left(cloud: Cloud) -> None:

@@ -7,12 +7,14 @@ import random
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from chaos.invariants import (
     events_are_complete_and_in_order,
+    every_second_is_charged_once,
     everything_ended,
     fetch,
     no_unit_is_left,
@@ -23,7 +25,7 @@ from e2e.cloud import Cloud
 from penstock import AsyncClient
 from penstock.sdk.errors import SdkError
 
-KINDS = ("api", "gateway", "worker", "relay", "agent", "nats", "temporal", "postgres")
+KINDS = ("api", "gateway", "worker", "relay", "biller", "agent", "nats", "temporal", "postgres")
 TENANTS = 4
 _FROM_STOCK = "select count(*) from compute.allocations where stock_id is not null"
 
@@ -88,6 +90,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     print(f"seed {seed} (PENSTOCK_CHAOS_SEED={seed} runs it again)")
     dice = random.Random(seed)
+    cloud = replace(cloud, env={**cloud.env, "PENSTOCK_BILLER_WINDOW_SECONDS": "1"})
     await asyncio.to_thread(cloud.up)
     stop = asyncio.Event()
     async with AsyncClient(cloud.api, cloud.key, timeout_s=10) as client:
@@ -110,6 +113,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
     assert (await fetch(cloud, _FROM_STOCK))[0][0], "nothing came from stock"
     await everything_ended(cloud)
     await no_unit_is_left(cloud)
+    assert await every_second_is_charged_once(cloud) > 0
     assert await events_are_complete_and_in_order(cloud) >= cycles
 
 

@@ -63,7 +63,7 @@ def test_status_names_every_process_and_where_people_connect(stack: Cloud) -> No
     assert status["api"] == f"http://127.0.0.1:{stack.ports[0]}"
     assert status["gateway"] == f"http://127.0.0.1:{stack.ports[1]}"
     names = {entry["name"] for entry in status["processes"]}
-    assert names == {"postgres", "nats", "temporal", "relay", "worker", "api", "gateway", "agent"}
+    assert names == {"postgres", "nats", "temporal", "relay", "worker", "biller", "api", "gateway", "agent"}
     assert all(Path(f"/proc/{entry['pid']}").exists() for entry in status["processes"])
 
 
@@ -160,7 +160,7 @@ async def test_servers_named_by_the_environment_are_used_and_none_is_started(
     outside = Cloud(cloud.data, given, cloud.ports)
     outside.up()
     names = {entry["name"] for entry in outside.status()["processes"]}
-    assert names == {"relay", "worker", "api", "gateway", "agent"}
+    assert names == {"relay", "worker", "biller", "api", "gateway", "agent"}
     assert not (outside.data / "postgres").exists()
     assert outside.json("alloc", "release", rent(outside), "--wait", timeout_s=90)["state"] == "released"
     outside.down()

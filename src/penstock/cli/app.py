@@ -26,6 +26,8 @@ ENTRIES: Final[dict[str, Entry]] = {
     "sku": Entry("Offers: what can be rented, and its price.", module("penstock.cli.skus")),
     "stock": Entry("Warm stock: units kept ready.", module("penstock.cli.stock")),
     "runtime": Entry("Environments: an image with the packages of a lock file.", module("penstock.cli.runtimes")),
+    "billing": Entry("Balance, costs, statements and invoices.", module("penstock.cli.billing")),
+    "webhook": Entry("Addresses that events are sent to.", module("penstock.cli.webhooks")),
     "events": Entry("Show what happened, or follow it.", module("penstock.cli.feeds"), inside=True),
     "whoami": Entry("Show who the server takes you for.", module("penstock.cli.login"), inside=True),
     "login": Entry("Log in with your identity provider, or with a key.", module("penstock.cli.login"), inside=True),

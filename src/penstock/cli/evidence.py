@@ -110,6 +110,12 @@ def _items(found: Evidence) -> Iterator[Item]:
         if task.finished_at:
             detail = f"{task.id} {task.error_code} {task.detail}".strip()
             yield Item(task.finished_at, "task", f"{task.type} {task.state}", task.node_id, detail)
+    for row in found.ledger:
+        yield Item(row.at, "ledger", f"{row.kind} {row.amount_microusd:+} µ$", row.account_id, row.transfer_id)
+    for charge in found.charges:
+        seconds = charge.quantity / 1e6
+        detail = f"{seconds:g} s, {charge.amount_microusd} µ$"
+        yield Item(charge.until_at, "charge", f"charged for {charge.day}", charge.allocation_id, detail)
     for step in found.sagas:
         yield Item(step.at, "saga", step.what, step.allocation_id, step.detail)
 

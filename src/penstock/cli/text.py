@@ -5,32 +5,18 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.cli.errors import CliError
+from penstock.kit.text import clean, csv_cell, decimal, dollars
 
-#: Control characters of both sets, line and paragraph separators, and everything that changes the writing direction.
-_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-#: The same inside JSON, where line breaks stand between values.
+__all__ = ["cell", "clean", "clean_json", "csv_cell", "decimal", "dollars", "microusd", "seconds", "size"]
+
+#: What must not stand inside JSON, where line breaks stand between values.
 _UNSAFE_JSON: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-
-
-def clean(text: str) -> str:
-    """`text` with unsafe characters spelt out."""
-    return _UNSAFE.sub(_spelt, text)
-
-
-def _spelt(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+_AMOUNT: Final = re.compile(r"\$?(?P<whole>[0-9]{1,7})(?:\.(?P<rest>[0-9]{1,6}))?", re.ASCII)
 
 
 def clean_json(text: str) -> str:
     """JSON with the same meaning and without unsafe characters."""
     return _UNSAFE_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def csv_cell(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return clean("'" + text if text.startswith(_FORMULA) else text)
 
 
 def cell(value: object) -> str:
@@ -48,13 +34,6 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def dollars(microusd: int) -> str:
-    """Money, exact to the micro-dollar."""
-    whole, rest = divmod(microusd, 1_000_000)
-    cents = f"{rest:06d}".rstrip("0")
-    return f"${whole}.{cents:0<2}"
-
-
 def size(count: int) -> str:
     """Bytes in a unit of which there are few."""
     amount = float(count)
@@ -63,6 +42,16 @@ def size(count: int) -> str:
             return f"{amount:.4g} {unit}"
         amount /= 1024
     return f"{amount:.4g} TiB"
+
+
+def microusd(text: str, *, field: str) -> int:
+    """An amount such as 25, 3.49 or $0.000001 as an exact number of micro-dollars."""
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None:
+        raise CliError(
+            f"{field} must be dollars with up to six decimals, such as 3.49, not {clean(text)[:40]!r}", field=field
+        )
+    return int(found["whole"]) * 1_000_000 + int((found["rest"] or "").ljust(6, "0"))
 
 
 def seconds(text: str, *, field: str) -> int:

@@ -16,13 +16,6 @@ class QuotaExceeded(PenstockError):
     code = "compute.quota_exceeded"
 
 
-class InsufficientFunds(PenstockError):
-    """The organisation cannot pay for it."""
-
-    kind = Kind.EXHAUSTED
-    code = "compute.insufficient_funds"
-
-
 class OutOfCapacity(PenstockError):
     """Not enough free GPUs anywhere."""
 

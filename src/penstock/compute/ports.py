@@ -12,8 +12,10 @@ from penstock.wire.tasks import SecretRef
 class Funds(Protocol):
     """Billing's answer to whether an organisation can pay."""
 
-    async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
-        """Pass, or raise `InsufficientFunds`. May lock the account: it is asked before any other lock is taken."""
+    async def check(
+        self, tx: Tx, *, organisation_id: str, project_id: str, key_id: str | None, price_microusd_per_hour: int
+    ) -> None:
+        """Pass, or raise what is missing. May lock the account: it is asked before any other lock is taken."""
         ...
 
 
@@ -51,10 +53,3 @@ class Projects(Protocol):
     async def exists(self, conn: Reader, project_id: str) -> bool:
         """Whether there is such a project."""
         ...
-
-
-class OpenFunds:
-    """Everyone can pay: for installs without billing."""
-
-    async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
-        """Say yes."""

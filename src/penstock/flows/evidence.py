@@ -1,7 +1,7 @@
 """Everything that belongs to one request, from every part that kept something of it; for operators.
 
-Postgres is asked for audit rows, events and node tasks, the workers for the sagas of the allocations concerned. Logs
-are where the processes write them: the command line adds those that it can read.
+Postgres is asked for audit rows, events, node tasks and ledger entries, the workers for the sagas of the allocations
+concerned. Logs are where the processes write them: the command line adds those that it can read.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import msgspec
 from litestar import Router, get
 from litestar.params import PathParameter
 
+from penstock.billing.service import evidence as billing
 from penstock.fleet import schemas, tasks
 from penstock.kit import feed, ids
 from penstock.kit.bus import Bus
@@ -39,16 +40,27 @@ class Collector:
             audit = await feed.audit_of_request(conn, correlation_id, limit=ITEMS_MAX)
             events = await feed.events_of_request(conn, correlation_id, limit=ITEMS_MAX)
             done = [schemas.task(task) for task in await tasks.of_request(conn, correlation_id, limit=ITEMS_MAX)]
-        if not (audit or events or done):
+            ledger = await billing.transfers_of_request(conn, correlation_id, limit=ITEMS_MAX)
+        if not (audit or events or done or ledger):
             raise NotFound("nothing is known of a request with this correlation id")
         concerned = {event.aggregate_id for event in events} | {entry.target_id for entry in audit}
         allocations = sorted(name for name in concerned if ids.is_id("alc", name))
         sagas, missing = await self._sagas(allocations)
-        for what, found in (("audit rows", audit), ("events", events), ("node tasks", done)):
+        async with self.db.read() as conn:
+            charges = await billing.charges(conn, allocations[:ALLOCATIONS_MAX], limit=ITEMS_MAX)
+        gathered = {"audit rows": audit, "events": events, "node tasks": done, "entries": ledger, "charges": charges}
+        for what, found in gathered.items():
             if len(found) == ITEMS_MAX:
                 missing.append(f"{what} after the first {ITEMS_MAX}")
         return rest.Evidence(
-            correlation_id=correlation_id, audit=audit, events=events, tasks=done, sagas=sagas, missing=missing
+            correlation_id=correlation_id,
+            audit=audit,
+            events=events,
+            tasks=done,
+            sagas=sagas,
+            ledger=ledger,
+            charges=charges,
+            missing=missing,
         )
 
     async def _sagas(self, allocation_ids: list[str]) -> tuple[list[rest.SagaStep], list[str]]:
@@ -73,7 +85,7 @@ def router(collector: Collector) -> Router:
     async def get_evidence(
         caller: Caller, correlation_id: Annotated[str, PathParameter(max_length=128)]
     ) -> rest.Evidence:
-        """Everything that belongs to one request: audit, events, node tasks, saga history; operators only."""
+        """Everything that belongs to one request: audit, events, node tasks, saga history, ledger; operators only."""
         return await collector.gather(caller, correlation_id)
 
     return Router(path="/", route_handlers=[get_evidence], tags=["audit"])

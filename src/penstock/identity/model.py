@@ -47,7 +47,7 @@ _ANYONE: Final = frozenset(
         "budgets.read",
     }
 )
-_VIEWER: Final = _ANYONE | {"allocations.read", "runtimes.read", "secrets.read", "objects.read"}
+_VIEWER: Final = _ANYONE | {"allocations.read", "runtimes.read", "secrets.read", "objects.read", "webhooks.read"}
 _DEVELOPER: Final = _VIEWER | {
     "allocations.create",
     "allocations.update",
@@ -64,15 +64,17 @@ _ADMIN: Final = _DEVELOPER | {
     "audit.read",
     "billing.read",
     "budgets.write",
+    "events.read_organisation",
     "egress.write",
     "members.write",
     "projects.update",
     "service_accounts.write",
     "users.read",
+    "webhooks.write",
 }
 
 #: The organisation's money, which all its projects share.
-_PAYING: Final = frozenset({"billing.read", "billing.write", "budgets.write"})
+_PAYING: Final = frozenset({"billing.read", "billing.write", "budgets.write", "events.read_organisation"})
 
 #: Role → what it allows in its project.
 ACTIONS: Final[Mapping[Role, frozenset[str]]] = {

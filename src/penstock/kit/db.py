@@ -207,14 +207,19 @@ def _unreachable() -> Unavailable:
 
 @asynccontextmanager
 async def connect(
-    url: str, publish_hint: Callable[[str, bytes], None], *, connections_max: int = 10, name: str = "penstock"
+    url: str,
+    publish_hint: Callable[[str, bytes], None],
+    *,
+    connections_max: int = 10,
+    name: str = "penstock",
+    command_timeout_s: float = 30,
 ) -> AsyncIterator[Database]:
     """Open the pool and close it at the end."""
     pool = await asyncpg.create_pool(
         url,
         min_size=1,
         max_size=connections_max,
-        command_timeout=30,
+        command_timeout=command_timeout_s,
         max_inactive_connection_lifetime=300,
         init=_prepare,
         reset=_clean,

@@ -30,7 +30,7 @@ STREAMS_PER_PROJECT_MAX: Final = 100
 _EVENTS: Final = """
 select tx::text as tx, seq, event_id, type, aggregate_id, version, project_id, correlation_id, occurred_at, payload
   from kit.outbox o
- where (project_id = $1 or ($2 and project_id is null))
+ where (project_id = $1 or (project_id is null and ($2 or organisation_id = $8)))
    and (tx, seq) {beyond} ($3::text::xid8, $4) and tx < pg_snapshot_xmin(pg_current_snapshot())
    and ($5::text is null or type = $5) and ($6::text is null or aggregate_id = $6)
  order by o.tx {order}, seq {order}
@@ -102,7 +102,7 @@ def parse_position(text: str | None, *, default: Position = START) -> Position:
 async def read_events(
     conn: Reader, caller: Caller, only: EventFilter, after: Position, limit: int, *, newest_first: bool = False
 ) -> list[EventOut]:
-    """Events of the caller's project, and of no project for operators."""
+    """Events of the caller's project; those of no project for operators, and for whom their own organisation concerns."""
     rows = await conn.fetch(
         _NEWEST_FIRST if newest_first else _OLDEST_FIRST,
         caller.project_id,
@@ -112,6 +112,7 @@ async def read_events(
         only.event_type,
         only.aggregate_id,
         limit,
+        caller.organisation_id if "events.read_organisation" in caller.actions else None,
     )
     return [_event(row) for row in rows]
 

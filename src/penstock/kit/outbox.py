@@ -62,6 +62,49 @@ def wake(tx: Tx) -> None:
     tx.hint(subjects.OUTBOX)
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a reader of the log has come: a transaction and a sequence number."""
+
+    tx: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """A fact as it stands in the log."""
+
+    at: Position
+    event_id: str
+    type: str
+    organisation_id: str | None
+    project_id: str | None
+    occurred_at: datetime
+    payload: Mapping[str, Any]
+
+
+async def read(conn: Reader, event_type: str, after: Position, limit: int) -> tuple[list[Past], Position]:
+    """Facts of one type in the order of the feed, and where to go on. No transaction that may still commit is passed,
+    so none is ever skipped."""
+    end = Position(int(await conn.fetchval("select pg_snapshot_xmin(pg_current_snapshot())::text")), 0)
+    rows = await conn.fetch(
+        """
+        select tx::text as tx, seq, event_id, type, organisation_id, project_id, occurred_at, payload from kit.outbox
+        where type = $1 and (tx, seq) > ($2::text::xid8, $3) and tx < $4::text::xid8 order by tx, seq limit $5
+        """,
+        event_type,
+        str(after.tx),
+        after.seq,
+        str(end.tx),
+        limit,
+    )
+    found = [Past(at=Position(int(row["tx"]), row["seq"]), **{name: row[name] for name in _PAST}) for row in rows]
+    return found, found[-1].at if len(found) == limit else end
+
+
+_PAST: Final = ("event_id", "type", "organisation_id", "project_id", "occurred_at", "payload")
+
+
 async def oldest_waiting(conn: Reader, *, older_than_s: float) -> datetime | None:
     """When the oldest fact that still waits to be published was written, if that is longer ago than this."""
     return await conn.fetchval(

@@ -9,8 +9,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 import uvloop
@@ -18,6 +18,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from penstock.kit import telemetry
+from penstock.kit.bus import Bus
 from penstock.kit.clock import backoff_s
 from penstock.kit.errors import PenstockError
 from penstock.kit.telemetry import logger
@@ -99,3 +100,32 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]], *, name: 
             failures += 1
             _log.exception("loop_failed", loop=name)
         await asyncio.sleep(seconds if not failures else max(seconds, backoff_s(failures)))
+
+
+async def woken(
+    bus: Bus,
+    hints: Sequence[str],
+    work: Callable[[], Awaitable[object]],
+    *,
+    every_s: float,
+    name: str,
+    queue: str = "",
+    pause_s: float = 0.0,
+) -> None:
+    """Call `work` for ever: when one of the hints comes, and now and then in case it was lost. The pause after each
+    call gathers what a crowd hinted."""
+    wake = asyncio.Event()
+
+    async def ring(_: str, __: bytes) -> None:
+        wake.set()
+
+    async def turn() -> None:
+        wake.clear()
+        await work()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(every_s):
+                await wake.wait()
+
+    for hint in hints:
+        await bus.on_hint(hint, ring, queue=queue)
+    await every(pause_s, turn, name=name)

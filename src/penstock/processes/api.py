@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 from litestar import Litestar, Router, get
 from msgspec import Meta
 
+from penstock.billing import budgetroutes, paymentroutes, paypage
+from penstock.billing import routes as billing_routes
+from penstock.billing.model import Terms
+from penstock.billing.providers import settings as payment_settings
+from penstock.billing.providers.port import Provider
+from penstock.billing.providers.settings import PaymentSettings
+from penstock.billing.service.funds import Funds
 from penstock.compute import routes as compute_routes
 from penstock.compute.claims import Claims
 from penstock.compute.model import Limits
 from penstock.compute.occupancy import Occupancy
-from penstock.compute.ports import OpenFunds
 from penstock.fleet import routes as fleet_routes
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.model import Config
@@ -36,10 +41,15 @@ from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge, Uploads
 from penstock.kit.feed import Feed
+from penstock.kit.outward import Outward
 from penstock.kit.serving import Listen, Workers
+from penstock.notices import routes as notices_routes
+from penstock.notices.model import Patience
+from penstock.notices.service import Webhooks
 from penstock.secrets import routes as secrets_routes
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
+from penstock.secrets.vault import Vault
 from penstock.storage import blobs
 from penstock.storage import routes as storage_routes
 from penstock.storage.model import Limits as StorageLimits
@@ -55,7 +65,7 @@ _DESCRIPTION: Final = (
 )
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(PaymentSettings, frozen=True, kw_only=True):
     """What the api needs to know."""
 
     database_url: str
@@ -75,11 +85,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     objects_secret_access_key: str = ""
     object_bytes_max: Annotated[int, Meta(ge=1, le=5 << 40)] = 5 << 30
     project_object_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 100 << 30
-    api_url: str = "http://127.0.0.1:8080"
     gateway_url: str = "http://127.0.0.1:8081"
     link_url: str = "wss://127.0.0.1:8443"
     #: A node has so long to hand a stock unit over.
     handoff_s: Annotated[float, Meta(gt=0, le=3600)] = 30
+    #: A create needs funds for so long, for itself and all that runs.
+    funds_minimum_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 600
     gpus_max_default: Annotated[int, Meta(ge=0, le=1_000_000)] = 64
     trusted_proxies: str | list[str] = ""
     allowed_origins: str | list[str] = ""
@@ -116,6 +127,8 @@ class Parts:
     secrets: Secrets
     objects: Objects
     handoffs: Handoffs
+    webhooks: Webhooks
+    payments: Provider | None
     bus: Bus
 
 
@@ -128,7 +141,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
         loginroutes.router(database, parts.authenticator),
         fleet_routes.router(parts.enrolment, Claims(), database),
         compute_routes.router(
-            OpenFunds(),
+            Funds(Terms(funds_minimum_s=settings.funds_minimum_s)),
             parts.secrets,
             parts.handoffs,
             Directory(),
@@ -138,12 +151,16 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
         ),
         secrets_routes.router(parts.secrets, database),
         storage_routes.router(parts.objects),
+        billing_routes.router(Directory(), database),
+        budgetroutes.router(Directory(), database),
+        paymentroutes.router(database, parts.payments, settings.return_urls, settings.payment_terms),
+        notices_routes.router(parts.webhooks, database),
         feedroutes.router(database, parts.live),
         evidence.router(Collector(database, parts.bus)),
         operations.router(database),
     ]
     return http.application(
-        [Router(path="/api/v1", route_handlers=domains), *_probes(database)],
+        [Router(path="/api/v1", route_handlers=domains), *_probes(database), *paypage.routes(database, parts.payments)],
         parts.authenticator,
         openapi=openapi.config(title="Penstock", version=VERSION, description=_DESCRIPTION),
         allowed_origins=texts(settings.allowed_origins),
@@ -185,14 +202,17 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     enrolment = Enrolment(
         Path(settings.pki_dir), Addresses(api_url=settings.api_url, link_url=settings.link_url), Config()
     )
+    keyring = Keyring(Path(settings.secrets_dir))
     parts = Parts(
         database=database,
         authenticator=authenticator,
         live=live,
         enrolment=enrolment,
-        secrets=Secrets(Keyring(Path(settings.secrets_dir))),
+        secrets=Secrets(keyring),
         objects=_objects(database, settings),
         handoffs=Handoffs(Tasks(TaskSigner.load(Path(settings.pki_dir))), settings.handoff_s),
+        webhooks=_webhooks(stack, keyring),
+        payments=_payments(stack, settings),
         bus=nats_bus,
     )
     uploads = Uploads(prefix=storage_routes.PREFIX, bytes_max=settings.object_bytes_max)
@@ -204,6 +224,19 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
         tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
         tasks.create_task(serving.watch(workers))
         tasks.create_task(serving.serve(app, settings.listen, stopping=live.close))
+
+
+def _payments(stack: AsyncExitStack, settings: Settings) -> Provider | None:
+    provider = payment_settings.make(settings)
+    if provider is not None:
+        stack.push_async_callback(provider.close)
+    return provider
+
+
+def _webhooks(stack: AsyncExitStack, keyring: Keyring) -> Webhooks:
+    outward = Outward()
+    stack.callback(outward.close)
+    return Webhooks(outward, Vault(keyring), Patience())
 
 
 def _objects(database: Database, settings: Settings) -> Objects:

@@ -29,6 +29,7 @@ class ProcessName(StrEnum):
     GATEWAY = "gateway"
     WORKER = "worker"
     RELAY = "relay"
+    BILLER = "biller"
     AGENT = "agent"
 
 

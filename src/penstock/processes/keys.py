@@ -13,10 +13,12 @@ from penstock.cli.output import notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.kit import db, settings
+from penstock.notices import upkeep as notices
 from penstock.processes.told import told
 from penstock.secrets import keyring
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.upkeep import Rewrapped, rewrap
+from penstock.secrets.vault import Vault
 
 Folder = Annotated[
     Path | None,
@@ -64,7 +66,7 @@ def _make(session: Session, given: Path | None, make: Callable[[Path], str | Non
 
 
 def _rewrap(session: Session) -> None:
-    """Put the keys of all secrets under the current master key, while everything runs."""
+    """Put the keys of all secrets, those of webhooks too, under the current master key, while everything runs."""
     with told():
         found = settings.load(_Settings, "api", session.environ)
         with progress("rewrapping") as report:
@@ -79,7 +81,13 @@ def _rewrap(session: Session) -> None:
 async def _run(found: _Settings, report: Callable[[int], None]) -> Rewrapped:
     ring = Keyring(Path(found.secrets_dir))
     async with db.connect(found.database_url, _no_hint, connections_max=1, name="rewrap") as database:
-        return await rewrap(database, ring, progress=report)
+        webhooks = await notices.rewrap(database, Vault(ring), progress=report)
+        done = await rewrap(database, ring, progress=lambda count: report(webhooks.secrets + count))
+    return Rewrapped(
+        versions=webhooks.secrets + done.versions,
+        left=webhooks.left + done.left,
+        unused=[key_id for key_id in done.unused if key_id not in webhooks.used],
+    )
 
 
 def _no_hint(_: str, __: bytes) -> None:

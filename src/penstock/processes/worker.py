@@ -5,7 +5,7 @@ Any number of replicas may run. Postgres is the only thing that it cannot do wit
 
 import asyncio
 import os
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -30,12 +30,21 @@ from penstock.flows import history, hosting
 from penstock.flows.activities import Activities, Timing
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
+from penstock.flows.releases import Releases
 from penstock.flows.sagas import Sagas
 from penstock.identity.model import PLATFORM_ORGANISATION, PLATFORM_PROJECT
 from penstock.kit import bus, db, process, settings
 from penstock.kit.bus import Bus
-from penstock.kit.process import every
+from penstock.kit.db import Database
+from penstock.kit.outward import Outward
+from penstock.kit.process import every, woken
+from penstock.notices.fanout import Fanout
+from penstock.notices.model import Patience as WebhookPatience
+from penstock.notices.sender import Sender
+from penstock.notices.upkeep import Upkeep
+from penstock.secrets.keyring import Keyring
 from penstock.secrets.upkeep import Pruning
+from penstock.secrets.vault import Vault
 from penstock.storage import blobs
 from penstock.storage.sweeper import Sweeper as ObjectSweeper
 from penstock.wire import subjects
@@ -51,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     nats_url: str
     temporal_address: str
     pki_dir: str
+    secrets_dir: str
     objects_url: str
     objects_endpoint: str = ""
     objects_region: str = ""
@@ -114,12 +124,15 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         group.create_task(hosting.host(settings.temporal_address, settings.temporal_namespace, sagas, activities.all()))
         _start_object_loops(group, ObjectSweeper(database, blobs.connect(_objects(settings))))
         group.create_task(every(60.0, Pruning(database, References()).sweep, name="prune_secrets"))
+        _start_webhooks(group, stack, database, Vault(Keyring(Path(settings.secrets_dir))))
         group.create_task(Sweeper(database, _fleet_config(settings)).run())
         group.create_task(every(1.0, Prover(database, tasks, _fleet_config(settings)).sweep, name="gpu_proofs"))
-        await _start_waiting(group, nats_bus, Waiting(database, settings.limits))
+        _start_waiting(group, nats_bus, Waiting(database, settings.limits))
         group.create_task(every(600.0, lambda: runtimes.sweep(database), name="sweep_locks"))
         stock = StockKeeper(database, _PLATFORM, Release(settings.limits), settings.limits)
-        await _start_stock(group, nats_bus, stock)
+        _start_stock(group, nats_bus, stock)
+        releases = Releases(database, Release(settings.limits)).sweep
+        group.create_task(woken(nats_bus, [subjects.RELEASES], releases, every_s=2.0, name="releases"))
         _start_saga_loops(group, SagaKeeper(watch, sagas), watch)
         _start_node_loops(group, NodeKeeper(database, watch, Release(settings.limits), tasks))
 
@@ -147,43 +160,34 @@ def _start_object_loops(group: asyncio.TaskGroup, sweeper: ObjectSweeper) -> Non
     group.create_task(every(6 * 3600.0, sweeper.sweep_strays, name="sweep_stray_objects"))
 
 
-async def _start_waiting(group: asyncio.TaskGroup, nats_bus: Bus, waiting: Waiting) -> None:
-    """Offer capacity when some came back, and every two seconds in case the hint was lost."""
-    woken = asyncio.Event()
+def _start_webhooks(group: asyncio.TaskGroup, stack: AsyncExitStack, database: Database, vault: Vault) -> None:
+    patience, outward = WebhookPatience(), Outward()
+    stack.callback(outward.close)
+    sender = Sender(database, outward, vault, patience)
+    stack.push_async_callback(sender.close)
+    group.create_task(every(0.5, Fanout(database, patience, sender.wake).spread, name="spread_events"))
+    group.create_task(every(0.0, sender.keep, name="send_webhooks"))
+    group.create_task(every(60.0, Upkeep(database, patience).sweep, name="sweep_deliveries"))
 
-    async def wake(_: str, __: bytes) -> None:
-        woken.set()
 
-    async def offer() -> None:
-        woken.clear()
-        await waiting.place_all()
-        try:
-            await asyncio.wait_for(woken.wait(), 2.0)
-        except TimeoutError:
-            return
-
-    await nats_bus.on_hint(subjects.CAPACITY, wake, queue="worker")
-    group.create_task(every(0.0, offer, name="place_waiting"))
+def _start_waiting(group: asyncio.TaskGroup, nats_bus: Bus, waiting: Waiting) -> None:
+    offer = woken(nats_bus, [subjects.CAPACITY], waiting.place_all, every_s=2.0, name="place_waiting", queue="worker")
+    group.create_task(offer)
     group.create_task(every(1.0, waiting.expire, name="expire_requests"))
 
 
-async def _start_stock(group: asyncio.TaskGroup, nats_bus: Bus, keeper: StockKeeper) -> None:
-    """Refill when some was handed over or capacity came back, and every two seconds in case the hint was lost. The
-    pause lets the handoff itself go first, and gathers what a crowd took."""
-    woken = asyncio.Event()
-
-    async def wake(_: str, __: bytes) -> None:
-        woken.set()
-
-    async def keep() -> None:
-        woken.clear()
-        await keeper.keep()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(woken.wait(), 2.0)
-
-    await nats_bus.on_hint(subjects.STOCK, wake, queue="stock")
-    await nats_bus.on_hint(subjects.CAPACITY, wake, queue="stock")
-    group.create_task(every(_REFILL_PAUSE_S, keep, name="keep_stock"))
+def _start_stock(group: asyncio.TaskGroup, nats_bus: Bus, keeper: StockKeeper) -> None:
+    """Refill when some was handed over or capacity came back. The pause lets the handoff itself go first."""
+    keep = woken(
+        nats_bus,
+        [subjects.STOCK, subjects.CAPACITY],
+        keeper.keep,
+        every_s=2.0,
+        name="keep_stock",
+        queue="stock",
+        pause_s=_REFILL_PAUSE_S,
+    )
+    group.create_task(keep)
 
 
 def _start_saga_loops(group: asyncio.TaskGroup, keeper: SagaKeeper, watch: Watch) -> None:

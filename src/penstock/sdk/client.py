@@ -2,18 +2,22 @@
 
 from typing import TYPE_CHECKING, Final, Generic
 
+from penstock.sdk.billing import Billing
 from penstock.sdk.blocking import BlockingExecutor
+from penstock.sdk.budgets import Budgets
 from penstock.sdk.compute import Allocations, Egress, Skus, Stock
 from penstock.sdk.feed import Audit, DeadLetters, Events
 from penstock.sdk.fleet import Fleet, Nodes
 from penstock.sdk.identity import Keys, Organisations, Projects, ServiceAccounts, Users
 from penstock.sdk.login import IdentityProviders, Sessions
+from penstock.sdk.payments import Payments
 from penstock.sdk.protocol import Steps, call
 from penstock.sdk.resources import Resource, X, operation
 from penstock.sdk.runtimes import Runtimes
 from penstock.sdk.secrets import Secrets
 from penstock.sdk.storage import Objects
 from penstock.sdk.target import Target
+from penstock.sdk.webhooks import Webhooks
 from penstock.wire.rest import Whoami
 
 if TYPE_CHECKING:
@@ -43,6 +47,10 @@ class _Resources(Resource[X], Generic[X]):
         self.egress = Egress(executor)
         self.secrets = Secrets(executor)
         self.objects = Objects(executor)
+        self.payments = Payments(executor)
+        self.billing = Billing(executor)
+        self.budgets = Budgets(executor)
+        self.webhooks = Webhooks(executor)
         self.events = Events(executor)
         self.audit = Audit(executor)
         self.dead_letters = DeadLetters(executor)

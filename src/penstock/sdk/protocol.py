@@ -171,6 +171,8 @@ def decode(answer: Answer, answer_type: type[T]) -> T:
         raise _failure(answer)
     if answer_type is type(None):
         return msgspec.convert(None, answer_type)
+    if answer_type is bytes:  # a document as it is
+        return msgspec.convert(answer.body, answer_type)
     try:
         return msgspec.json.decode(answer.body, type=answer_type)
     except msgspec.ValidationError as error:

@@ -156,6 +156,21 @@ class BudgetFact(msgspec.Struct, frozen=True, kw_only=True):
     action: str
 
 
+class WebhookFact(msgspec.Struct, frozen=True, kw_only=True):
+    """About a webhook, after its move. `reason` says why it was paused."""
+
+    webhook_id: str
+    url: str
+    state: str
+    reason: str
+
+
+class WebhookTestFact(msgspec.Struct, frozen=True, kw_only=True):
+    """Sent to one webhook when somebody asks for it, to see whether it arrives; in no feed."""
+
+    webhook_id: str
+
+
 CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "identity.organisation_created": OrganisationFact,
     "identity.user_created": UserFact,
@@ -195,6 +210,12 @@ CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "provisioning.releasing.requested": AllocationFact,
     "provisioning.releasing.completed": AllocationFact,
     "provisioning.release_failed": AllocationFact,
+    "notices.webhook_created": WebhookFact,
+    "notices.webhook_updated": WebhookFact,
+    "notices.webhook_paused": WebhookFact,
+    "notices.webhook_resumed": WebhookFact,
+    "notices.webhook_deleted": WebhookFact,
+    "notices.test": WebhookTestFact,
     "provisioning.force_release_requested": ForceReleaseFact,
     "billing.usage_recorded": UsageFact,
     "billing.low_balance_warning": BalanceFact,

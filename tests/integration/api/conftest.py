@@ -12,9 +12,11 @@ import aiohttp
 import asyncpg
 import pytest
 
+from penstock.billing.service.welcome import welcome
 from penstock.embedded.child import free_port
 from penstock.fleet import pki
 from penstock.identity.bootstrap import bootstrap
+from penstock.identity.model import DEFAULT_ORGANISATION
 from penstock.kit import db
 from penstock.secrets import keyring
 
@@ -26,6 +28,8 @@ SKU = {
     "memory_bytes_per_gpu": 1 << 30,
     "cpus_per_gpu": 1,
 }
+PAYMENTS_SECRET = "whsec_the_secret_of_now"
+PAYMENTS_SECRET_BEFORE = "whsec_the_secret_of_before"
 
 
 @dataclass
@@ -108,6 +112,7 @@ async def api(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
     database_url = servers.admin_url.rsplit("/", 1)[0] + f"/{name}"
     async with db.connect(database_url, lambda *_: None) as database, database.transaction() as tx:
         admin_key = await bootstrap(tx)
+        await welcome(tx, DEFAULT_ORGANISATION)
     assert admin_key is not None
     folder = tmp_path_factory.mktemp("api")
     pki.init(folder / "pki", ["127.0.0.1"])
@@ -137,6 +142,11 @@ async def _start(servers: Any, database_url: str, admin_key: str, folder: Path, 
         "PENSTOCK_SECRETS_DIR": str(folder / "secrets"),
         "PENSTOCK_OBJECTS_URL": (folder / "objects").as_uri(),
         "PENSTOCK_API_PORT": str(port),
+        "PENSTOCK_API_URL": f"http://127.0.0.1:{port}",
+        "PENSTOCK_PAYMENTS_PROVIDER": "local",
+        "PENSTOCK_PAYMENTS_WEBHOOK_SECRET": PAYMENTS_SECRET,
+        "PENSTOCK_PAYMENTS_WEBHOOK_SECRET_PREVIOUS": PAYMENTS_SECRET_BEFORE,
+        "PENSTOCK_PAYMENTS_WEBHOOK_PREVIOUS_UNTIL": "2026-01-01T00:00:00Z",
         "PENSTOCK_API_OPS_PORT": "0",
     }
     with log.open("wb") as output:

@@ -19,23 +19,31 @@ CANARY = "canary-9e1f"
 #: What a viewer may do. Everything else is refused with 403.
 VIEWER_MAY = {
     "getAllocation",
+    "getBudget",
     "getEgress",
     "getObject",
+    "getPrice",
     "getProject",
     "getQuota",
     "getRuntime",
     "getSecret",
     "getSku",
+    "getUsage",
+    "getWebhook",
     "listAllocations",
+    "listBudgets",
     "listEvents",
     "listMembers",
     "listObjects",
     "listOrganisations",
+    "listPrices",
     "listProjects",
     "listRuntimes",
     "listSecrets",
     "listSessions",
     "listSkus",
+    "listWebhookDeliveries",
+    "listWebhooks",
     "streamEvents",
     "whoami",
 }
@@ -43,17 +51,27 @@ BODIES: dict[str, Any] = {
     "createAllocation": {"sku": "g1.1"},
     "createGroupMapping": {"group": "g", "role": "viewer", "project_id": f"prj_{UNKNOWN}"},
     "createSession": {"token": "a.b.c"},
+    "putBudget": {"period": "daily", "limit_microusd": 5, "action": "warn"},
     "putIdentityProvider": {"issuer": "https://id.example", "client_id": "c"},
+    "createCorrection": {"transfer_id": "usage/x", "amount_microusd": 1, "memo": "m"},
     "createEnrolmentToken": {"node_name": "stranger"},
+    "createGrant": {"organisation_id": f"org_{UNKNOWN}", "amount_microusd": 1, "memo": "m"},
     "createKey": {"name": "k", "role": "viewer"},
     "createOrganisation": {"name": "o"},
     "createProject": {"name": "p"},
     "createServiceAccount": {"name": "s", "role": "viewer"},
+    "createWebhook": {"url": "https://8.8.8.8/hook"},
     "createUser": {"issuer": "i", "subject": "s", "display_name": "d"},
+    "putBillingTerms": {"credit_limit_microusd": 1},
     "putEgress": {"rules": ["pypi.org"]},
     "putMember": {"role": "viewer"},
     "putObject": {"any": "bytes"},
+    "putPrice": {"price_microusd": 1, "per": 1},
     "putQuota": {"gpus_max": 1},
+    "createTopup": {"amount_microusd": 1_000_000},
+    "createRefund": {"payment_id": f"pay_{UNKNOWN}", "amount_microusd": 10_000, "reason": "r"},
+    "acceptProviderEvent": {"reason": "r"},
+    "discardProviderEvent": {"reason": "r"},
     "putRuntime": {"lock": "a==1 --hash=sha256:" + "0" * 64},
     "putSecret": {"value": "v"},
     "putSku": SKU,
@@ -61,6 +79,7 @@ BODIES: dict[str, Any] = {
     "releaseAllocation": {},
     "updateAllocation": {"name": "n"},
     "updateProject": {"name": "n"},
+    "updateWebhook": {"enabled": True},
     "forceSlotCleanup": {"runtime_verified_absent": True},
     "quarantineGpu": {"reason": "r"},
     **{order: {} for order in ("cordonNode", "uncordonNode", "drainNode", "revokeNode", "retireNode")},
@@ -75,8 +94,14 @@ PREFIXES = {
     "slot_id": "slt",
     "event_id": "evt",
     "session_id": "ses",
+    "budget_id": "bdg",
     "mapping_id": "map",
     "user_id": "usr",
+    "organisation_id": "org",
+    "payment_id": "pay",
+    "refund_id": "rfd",
+    "webhook_id": "whk",
+    "delivery_id": "dlv",
 }
 
 
@@ -125,8 +150,14 @@ async def objects(api: Api, people: People) -> dict[str, str]:
     assert secret.status == 200, secret.content
     runtime = await api.call("PUT", "/runtimes/g1.1", json=BODIES["putRuntime"], headers=home)
     assert runtime.status == 200, runtime.content
+    price = await api.call("PUT", "/billing/prices/g1.1", json=BODIES["putPrice"])
+    assert price.status == 200, price.content
     content = await api.call("PUT", f"/objects/{CANARY}", json={"any": "bytes"}, headers=home)
     assert content.status == 200, content.content
+    webhook = await made(api, "/webhooks", {"url": f"https://8.8.8.8/{CANARY}"}, **home)
+    delivery = await made(api, f"/webhooks/{webhook['webhook']['id']}/test", {}, **home)
+    budget = await api.call("PUT", "/billing/budgets", json=BODIES["putBudget"], headers=home)
+    assert budget.status == 200, budget.content
     token = await made(api, "/nodes/enrolment-tokens", {"node_name": CANARY})
     return {
         "project_id": people.owner.project_id,
@@ -134,7 +165,10 @@ async def objects(api: Api, people: People) -> dict[str, str]:
         "principal_id": account["id"],
         "key_id": key["key"]["id"],
         "allocation_id": allocation["id"],
+        "webhook_id": webhook["webhook"]["id"],
+        "delivery_id": delivery["id"],
         "node_id": token["node_id"],
+        "budget_id": budget.json["id"],
         "name": "g1.1",
         "key": CANARY,
     }
@@ -179,9 +213,16 @@ async def test_nobody_passes_without_a_valid_key(
             assert body["error"]["code"] == "unauthenticated"
 
 
-def test_only_enrolment_and_logging_in_are_public(operations: list[Operation]) -> None:
+def test_only_enrolment_logging_in_and_payment_providers_are_public(operations: list[Operation]) -> None:
     public = {operation.id for operation in operations if operation.public}
-    assert public == {"enrolNode", "getLogin", "createSession", "logout"}
+    assert public == {
+        "enrolNode",
+        "getLogin",
+        "createSession",
+        "logout",
+        "receiveLocalEvent",
+        "receiveStripeEvent",
+    }
 
 
 async def test_logging_out_needs_the_session_itself(api: Api, people: People) -> None:

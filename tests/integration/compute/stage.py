@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.compute.model import Allocation, Deadlines, Limits, Owner
-from penstock.compute.ports import Handoffs, OpenFunds
+from penstock.compute.ports import Handoffs
 from penstock.compute.service.create import Create
 from penstock.compute.service.release import Release
 from penstock.compute.service.stock import StockKeeper
@@ -48,6 +48,15 @@ def whole(uuid: str, index: int, *, model: str = "sim-1", numa: int | None = Non
     """A whole GPU."""
     node = index // 4 if numa is None else numa
     return Gpu(uuid=uuid, index=index, model=model, memory_bytes=80 << 30, numa_node=node, nvlink_domain=nvlink)
+
+
+class OpenFunds:
+    """Everyone can pay."""
+
+    async def check(
+        self, tx: Tx, *, organisation_id: str, project_id: str, key_id: str | None, price_microusd_per_hour: int
+    ) -> None:
+        """Say yes."""
 
 
 class NoSecrets:

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from integration.compute.stage import ACTIONS, NoSecrets, World, someone
+from penstock.billing.errors import InsufficientFunds
 from penstock.compute.errors import (
     BadGpuCount,
-    InsufficientFunds,
     NoSingleNode,
     OutOfCapacity,
     Policy,
@@ -109,7 +109,7 @@ async def test_policy_quota_funds_and_shape_each_have_their_own_refusal(world: W
         await world.create(gpus=2)
 
     class Broke:
-        async def check(self, tx: Tx, *, organisation_id: str, price_microusd_per_hour: int) -> None:
+        async def check(self, tx: Tx, **_: object) -> None:
             raise InsufficientFunds("the balance does not cover it")
 
     async with world.db.transaction() as tx:

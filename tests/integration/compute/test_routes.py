@@ -6,8 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from integration.compute.stage import ACTIONS, LIMITS, NoSecrets, World, someone
-from penstock.compute.ports import OpenFunds
+from integration.compute.stage import ACTIONS, LIMITS, NoSecrets, OpenFunds, World, someone
 from penstock.compute.routes import router
 from penstock.kit import http
 from penstock.kit.caller import Caller

@@ -19,7 +19,7 @@ SHAPE = Shape(sku="g1.1", gpus=1, image="python:3")
 
 
 async def _ready(cloud: Cloud, count: int) -> list[Allocation]:
-    """So much stock, started by sagas."""
+    """So much stock, started by sagas that have ended: one that still looks at its row would make a create pass it by."""
     async with cloud.world.db.transaction() as tx:
         await stock.put_floor(tx, SHAPE, count)
     async with asyncio.timeout(30):
@@ -30,6 +30,7 @@ async def _ready(cloud: Cloud, count: int) -> list[Allocation]:
                     "select id from compute.allocations where purpose = 'stock' and state = 'active'"
                 )
             if len(rows) == count:
+                await asyncio.gather(*(cloud.saga(row["id"]).result() for row in rows))
                 return [await cloud.world.row(row["id"]) for row in rows]
             await asyncio.sleep(0.05)
 

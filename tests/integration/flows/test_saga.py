@@ -218,8 +218,8 @@ def test_a_stop_has_as_long_as_the_node_may_take_and_the_release_longer_than_tha
     """The node bounds its own steps: the grace, the kill, three ways to delete, and a scrub."""
     assert Timing().stop_s > 5 + 5 + 3 * 120 + 120
     assert Deadlines().releasing_s > Timing().stop_s
-    needed = {"database_url": "", "nats_url": "", "temporal_address": "", "pki_dir": "", "objects_url": ""}
-    settings = Settings(**needed)  # pyright: ignore[reportArgumentType]
+    needed = ("database_url", "nats_url", "temporal_address", "pki_dir", "secrets_dir", "objects_url")
+    settings = Settings(**dict.fromkeys(needed, ""))  # pyright: ignore[reportArgumentType]
     assert (settings.unit_stop_s, settings.releasing_deadline_s) == (Timing().stop_s, Deadlines().releasing_s)
 
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from integration.compute.stage import World, someone
+from integration.compute.stage import OpenFunds, World, someone
 from penstock.compute.model import Event
-from penstock.compute.ports import OpenFunds
 from penstock.compute.references import References
 from penstock.compute.service.create import Create
 from penstock.compute.store import allocations

@@ -1,11 +1,14 @@
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 import typer
 
+from penstock.cli import text
 from penstock.cli.allocations import pairs
+from penstock.cli.errors import CliError
 from penstock.cli.skus import microusd
-from penstock.cli.text import cell, clean, clean_json, csv_cell, dollars, size
+from penstock.cli.text import cell, clean, clean_json, csv_cell, decimal, dollars, size
 
 
 @pytest.mark.parametrize(
@@ -45,12 +48,17 @@ def test_values_are_shown_as_people_read_them() -> None:
 def test_money_is_exact(amount: int, shown: str) -> None:
     assert dollars(amount) == shown
     assert microusd(shown) == amount
+    assert text.microusd(shown, field="amount") == amount
+    assert dollars(-amount) == (f"-{shown}" if amount else shown)
+    assert csv_cell(decimal(-amount)) == decimal(-amount)
 
 
 @pytest.mark.parametrize("bad", ["", "-1", "1.2.3", "1e3", "0.0000001", "\u0663", "1_0", "9999999"])
 def test_other_prices_are_refused(bad: str) -> None:
     with pytest.raises(typer.BadParameter):
         microusd(bad)
+    with pytest.raises(CliError) if bad != "9999999" else nullcontext():
+        text.microusd(bad, field="amount")
 
 
 def test_sizes_have_units() -> None:

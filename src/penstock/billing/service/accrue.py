@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from penstock.billing.model import REVENUE, Account, Accrued, Kind, Transfer
+from penstock.billing import metrics
+from penstock.billing.model import Accrued
 from penstock.billing.ports import Allocations
-from penstock.billing.store import accrual, ledger
+from penstock.billing.service.giveback import give_back
+from penstock.billing.store import accrual
 from penstock.billing.store.accrual import Excess
 from penstock.kit.db import Database, Tx
 
@@ -29,18 +31,25 @@ class Accrue:
         """One run, or none when it is another's turn or no window has ended."""
         async with db.transaction() as tx:
             progress = await accrual.lock_progress(tx)
-            if progress is None or progress.now < progress.accrued_until + self.window:
-                return None
-            return await self.until(tx, progress.accrued_until, progress.now)
+            return await self.until(tx, progress.accrued_until, progress.now) if progress else None
 
-    async def until(self, tx: Tx, since: datetime, now: datetime) -> Accrued:
-        """Charge the windows that have ended by `now`; the caller has the turn."""
+    async def watch(self, db: Database) -> None:
+        """Measure how far behind the meter is; a window that still runs is not."""
+        async with db.read() as conn:
+            progress = await accrual.progress(conn)
+        behind = progress.now - progress.accrued_until - self.window
+        metrics.BEHIND_S.set(max(behind.total_seconds(), 0.0))
+
+    async def until(self, tx: Tx, since: datetime, now: datetime) -> Accrued | None:
+        """Charge the windows that have ended by `now`, if any has; the caller has the turn."""
+        if now < since + self.window:
+            return None
         ended = _begin(now, self.window)
         until = min(ended, _begin(since, self.window) + WINDOWS_MAX * self.window)
         await accrual.open_payers(tx)
-        for owed in await accrual.excess(tx, run_at=until, window=self.window):
+        for owed in await accrual.excess(tx, run_at=until):
             await _give_back(tx, owed, until)
-        charged, paid_up = await accrual.accrue(tx, until=until, window=self.window)
+        charged, paid_up = await accrual.accrue(tx, since=since, until=until, window=self.window)
         await self.allocations.settle(tx, paid_up)
         await accrual.advance(tx, until)
         return Accrued(
@@ -54,21 +63,13 @@ class Accrue:
 
 
 async def _give_back(tx: Tx, owed: Excess, run_at: datetime) -> None:
-    """To where it came from: to the balance first, then to the credit, never more than was taken from each."""
-    balance, credit = Account.BALANCE.of(owed.organisation_id), Account.CREDIT.of(owed.organisation_id)
-    taken = await ledger.remaining(tx, owed.corrects)
-    to_balance = min(owed.amount_microusd, max(-taken.get(balance, 0), 0))
-    entries = {balance: to_balance, credit: owed.amount_microusd - to_balance, REVENUE: -owed.amount_microusd}
-    await ledger.post(
+    await give_back(
         tx,
-        Transfer(
-            id=f"correction/{owed.corrects}/{run_at:%Y-%m-%dT%H:%M:%SZ}",
-            kind=Kind.CORRECTION,
-            organisation_id=owed.organisation_id,
-            entries={account: amount for account, amount in entries.items() if amount},
-            corrects=owed.corrects,
-            memo="charged beyond the end",
-        ),
+        transfer_id=f"correction/{owed.corrects}/{run_at:%Y-%m-%dT%H:%M:%SZ}",
+        corrects=owed.corrects,
+        organisation_id=owed.organisation_id,
+        amount_microusd=owed.amount_microusd,
+        memo="charged beyond the end",
     )
 
 

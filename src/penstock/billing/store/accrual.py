@@ -13,6 +13,8 @@ from typing import Final
 from penstock.billing.model import US_PER_HOUR, Accrued
 from penstock.kit.db import Reader, Tx
 
+#: No window was ever longer than this.
+WINDOW_MAX_S: Final = 3600
 #: What time costs since activation, as a total.
 _TOTAL: Final = "div((extract(epoch from {at} - active_at) * 1000000)::numeric * price, {per})"
 _SINCE: Final = _TOTAL.format(at="from_at", per=US_PER_HOUR)
@@ -29,10 +31,13 @@ _METERED: Final = """
     ) last on true
 """
 
-#: $1 until when, $2 the length of a window. A window that is begun twice, because its length was changed, begins the
-#: second time where the first left off.
+#: $1 until when, $2 the length of a window, $3 until when all was charged before. A window that is begun twice, because
+#: its length was changed, begins the second time where the first left off. Who became a payer after accounts were opened
+#: waits for the next run, and so does an end that came after the statement below and lies before what was charged.
 _ACCRUE: Final = f"""
-    with metered as materialized ({_METERED} where b.active_at < $1::timestamptz), opened as (
+    with metered as materialized (
+        {_METERED} where b.active_at < $1::timestamptz and b.organisation_id in (select organisation_id from billing.customers)
+    ), opened as (
         insert into billing.series (id, organisation_id, project_id, key_id, resource_kind, resource_id, meter, detail,
             labels, price_microusd, per)
         select series_id, organisation_id, project_id, key_id, 'allocation', series_id, 'allocation.' || purpose, sku,
@@ -48,6 +53,7 @@ _ACCRUE: Final = f"""
         where since < least($1, ended_at)
     ), pending as materialized (
         select key, series_id, quantity from billing.recorded where state = 'pending' and recorded_at < $1
+            and organisation_id in (select organisation_id from billing.customers)
     ), folded as (
         select s.id as series_id, s.organisation_id, s.project_id, s.key_id, s.leased, s.quantity as before,
             s.price_microusd::numeric as price, s.per, sum(p.quantity)::bigint as added
@@ -62,17 +68,18 @@ _ACCRUE: Final = f"""
             ({_UNTIL} - {_SINCE})::bigint as amount
         from slices
         union all
-        select series_id, organisation_id, project_id, key_id, leased, $1 - $2::interval, $1 - $2::interval, $1, added,
+        select series_id, organisation_id, project_id, key_id, leased, ending, ending, $1, added,
             (div((before + added) * price, per) - div(before * price, per))::bigint
-        from folded
+        from folded cross join (select greatest($1 - $2::interval, $3) as ending) w
     ), used as (
         insert into billing.usage (window_start, series_id, from_at, until_at, quantity, amount_microusd, run_at)
         select window_start, series_id, from_at, until_at, quantity, amount, $1 from charges
         order by window_start, series_id
     ), summed as (
-        insert into billing.daily as d (series_id, day, quantity, amount_microusd, until_at)
-        select series_id, (window_start at time zone 'UTC')::date, sum(quantity), sum(amount), max(until_at)
-        from charges group by 1, 2 order by 1, 2
+        insert into billing.daily as d (series_id, day, organisation_id, quantity, amount_microusd, until_at)
+        select series_id, (window_start at time zone 'UTC')::date, organisation_id, sum(quantity), sum(amount),
+            max(until_at)
+        from charges group by 1, 2, 3 order by 1, 2
         on conflict (series_id, day) do update set quantity = d.quantity + excluded.quantity,
             amount_microusd = d.amount_microusd + excluded.amount_microusd, until_at = excluded.until_at
     ), spent as (
@@ -84,7 +91,7 @@ _ACCRUE: Final = f"""
         on conflict (budget_id, period_start) do update set spent_microusd = s.spent_microusd + excluded.spent_microusd
     ), bills as (
         select organisation_id, window_start, sum(amount) as amount,
-            'usage/' || organisation_id || '/' || to_char(window_start at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') as id
+            'usage/' || organisation_id || '/' || billing.stamp(window_start) as id
         from charges group by organisation_id, window_start having sum(amount) > 0
     ), split as (
         select b.*, least(amount, greatest(0, credit - (sum(amount) over earlier - amount)))::bigint as from_credit
@@ -95,7 +102,7 @@ _ACCRUE: Final = f"""
         window earlier as (partition by organisation_id order by window_start)
     ), numbered as materialized (
         select s.*, case when exists (select 1 from billing.transfers t where t.id = s.id)
-            then s.id || '/' || to_char($1 at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') else s.id end as transfer_id
+            then s.id || '/' || billing.stamp($1) else s.id end as transfer_id
         from split s
     ), posted as (
         insert into billing.transfers (id, kind, organisation_id, window_start, run_at)
@@ -111,17 +118,17 @@ _ACCRUE: Final = f"""
     )
     select (select count(*) from charges) as windows, (select count(*) from numbered) as transfers,
         (select coalesce(sum(amount), 0)::bigint from numbered) as amount,
-        array(select series_id from metered where ended_at <= $1) as ended
-"""
+        array(select series_id from metered where ended_at <= $1 and (since <= ended_at or since = active_at)) as ended
+"""  # noqa: S608
 
 #: Windows that were charged beyond what turned out to be the end, each with what is given back of it.
 _EXCESS: Final = f"""
     with metered as ({_METERED} where b.billing_ended_at is not null), excess as materialized (
-        select m.series_id, m.organisation_id, m.project_id, m.key_id, m.ended_at, u.window_start, u.run_at as charged_at,
-            u.from_at, u.until_at, greatest(u.from_at, m.ended_at) as kept_until,
+        select m.series_id, m.organisation_id, m.project_id, m.key_id, m.ended_at, u.window_start,
+            u.run_at as charged_at, u.from_at, u.until_at, greatest(u.from_at, m.ended_at) as kept_until,
             m.price, m.active_at, u.amount_microusd as charged
         from metered m join billing.usage u on u.series_id = m.series_id and u.nth = 0
-            and u.window_start > m.ended_at - $2::interval and u.window_start < m.since
+            and u.window_start > m.ended_at - interval '{WINDOW_MAX_S} seconds' and u.window_start < m.since
         where m.since > m.ended_at and u.until_at > m.ended_at
     ), rated as materialized (
         select *, -(extract(epoch from until_at - kept_until) * 1000000)::bigint as quantity,
@@ -151,7 +158,7 @@ _EXCESS: Final = f"""
     from rated r join billing.transfers t
         on t.organisation_id = r.organisation_id and t.window_start = r.window_start and t.run_at = r.charged_at
     group by t.id, r.organisation_id having sum(r.amount) < 0 order by t.id
-"""
+"""  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,16 +208,17 @@ async def open_payers(tx: Tx) -> None:
     )
 
 
-async def excess(tx: Tx, *, run_at: datetime, window: timedelta) -> list[Excess]:
+async def excess(tx: Tx, *, run_at: datetime) -> list[Excess]:
     """Take back what was charged beyond the end of allocations that, as it turns out, ended earlier; the sums that
     the ledger still has to give back."""
-    rows = await tx.fetch(_EXCESS, run_at, window)
+    rows = await tx.fetch(_EXCESS, run_at)
     return [Excess(corrects=row[0], organisation_id=row[1], amount_microusd=row[2]) for row in rows]
 
 
-async def accrue(tx: Tx, *, until: datetime, window: timedelta) -> tuple[Accrued, list[str]]:
-    """Charge all time and usage until then, and the allocations that are charged to their end."""
-    row = await tx.fetchrow(_ACCRUE, until, window)
+async def accrue(tx: Tx, *, since: datetime, until: datetime, window: timedelta) -> tuple[Accrued, list[str]]:
+    """Charge all time and usage until then; what that was, and the allocations that are charged to their end. Before,
+    it was done until `since`."""
+    row = await tx.fetchrow(_ACCRUE, until, window, since)
     assert row is not None
     charged = Accrued(
         until=until,
@@ -222,6 +230,8 @@ async def accrue(tx: Tx, *, until: datetime, window: timedelta) -> tuple[Accrued
     return charged, row["ended"]
 
 
-async def accrued_until(conn: Reader) -> datetime:
+async def progress(conn: Reader) -> Progress:
     """How far time is charged."""
-    return await conn.fetchval("select accrued_until from billing.progress")
+    row = await conn.fetchrow("select accrued_until, clock_timestamp() as now from billing.progress")
+    assert row is not None
+    return Progress(**dict(row))

@@ -82,24 +82,28 @@ async def balance(conn: Reader, account_id: str) -> int:
 
 
 async def take_checkpoints(tx: Tx, *, entries_min: int) -> int:
-    """Sum up the entries of every account that has so many new ones; how many accounts that were."""
+    """Sum up the entries of every account that has so many new ones, or whose checkpoint does not count here; how many
+    accounts that were."""
     return await tx.fetchval(
         """
         with bound as materialized (
-            select pg_snapshot_xmin(pg_current_snapshot()) as tx
+            select pg_snapshot_xmin(pg_current_snapshot()) as tx, system_identifier as cluster from pg_control_system()
         ), grown as (
-            select a.id, bound.tx, coalesce(c.balance_microusd, 0) + n.amount as balance, coalesce(c.entries, 0) + n.entries as entries
+            select a.id, bound.cluster, bound.tx, coalesce(c.balance_microusd, 0) + n.amount as balance,
+                coalesce(c.entries, 0) + n.entries as entries
             from bound cross join billing.accounts a
-            left join billing.checkpoints c on c.account_id = a.id and c.tx <= bound.tx
+            left join billing.checkpoints kept on kept.account_id = a.id
+            left join billing.checkpoints c
+                on c.account_id = a.id and c.tx <= bound.tx and c.cluster = bound.cluster
             cross join lateral (
                 select coalesce(sum(e.amount_microusd), 0)::bigint as amount, count(*) as entries
                 from billing.entries e
                 where e.account_id = a.id and e.tx >= coalesce(c.tx, '0'::xid8) and e.tx < bound.tx) n
-            where n.entries >= $1
+            where n.entries >= $1 or (kept.account_id is not null and c.account_id is null)
         ), taken as (
-            insert into billing.checkpoints (account_id, tx, balance_microusd, entries)
-            select id, tx, balance, entries from grown
-            on conflict (account_id) do update set tx = excluded.tx, balance_microusd = excluded.balance_microusd,
+            insert into billing.checkpoints (account_id, cluster, tx, balance_microusd, entries)
+            select id, cluster, tx, balance, entries from grown
+            on conflict (account_id) do update set cluster = excluded.cluster, tx = excluded.tx, balance_microusd = excluded.balance_microusd,
                 entries = excluded.entries, taken_at = clock_timestamp()
             returning 1
         )

@@ -50,6 +50,8 @@ class Create:
         await self.funds.check(
             tx,
             organisation_id=caller.organisation_id,
+            project_id=caller.project_id,
+            key_id=caller.key_id,
             price_microusd_per_hour=draft.price_microusd_per_hour,
         )
         await self._check_quota(tx, caller.project_id, body.gpus)

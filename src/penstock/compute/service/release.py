@@ -54,6 +54,15 @@ class Release:
             await self._leave(tx, actor, current, reason, ended_at=ended_at)
         return len(found)
 
+    async def payer(
+        self, tx: Tx, actor: Actor, organisation_id: str, reason: str, *, project_id: str | None, key_id: str | None
+    ) -> int:
+        """Release everything that an organisation pays or waits for, or one of its projects, or one of their keys."""
+        found = await allocations.of_payer(tx, organisation_id, project_id=project_id, key_id=key_id)
+        for current in found:
+            await self._leave(tx, actor, current, reason)
+        return len(found)
+
     async def announce(self, tx: Tx, node_id: str, reason: str) -> None:
         """Tell the owners of what runs on a node that it will have to leave; once for each reason."""
         for current in await allocations.on_node(tx, node_id):

@@ -11,9 +11,6 @@ _FIELDS: Final = tuple(Sku.__dataclass_fields__)
 _COLUMNS: Final = ", ".join(_FIELDS)
 
 
-_LOCK_QUOTA: Final = "select gpus_max from compute.quotas where project_id = $1 for update"
-
-
 def _of_row(row: Row) -> Sku:
     values: dict[str, Any] = {name: row[name] for name in _FIELDS}
     values["gpu_counts"] = tuple(row["gpu_counts"])
@@ -51,15 +48,9 @@ async def put_sku(tx: Tx, offer: Sku) -> None:
 
 async def lock_quota(tx: Tx, project_id: str, *, gpus_max_default: int) -> tuple[int, int]:
     """(limit, used) of the project, with its quota locked so that creates count one by one."""
-    row = await tx.fetchrow(_LOCK_QUOTA, project_id)
-    if row is None:
-        await tx.execute(
-            "insert into compute.quotas (project_id) values ($1) on conflict (project_id) do nothing", project_id
-        )
-        row = await tx.fetchrow(_LOCK_QUOTA, project_id)
-    limit = row["gpus_max"] if row else None
-    used = await tx.fetchval("select gpus_used from compute.quota_use where project_id = $1", project_id)
-    return gpus_max_default if limit is None else limit, used or 0
+    row = await tx.fetchrow("select quota_gpus, used_gpus from compute.lock_quota($1)", project_id)
+    assert row is not None
+    return gpus_max_default if row["quota_gpus"] is None else row["quota_gpus"], row["used_gpus"]
 
 
 async def quota(conn: Reader, project_id: str, *, gpus_max_default: int) -> tuple[int, int]:

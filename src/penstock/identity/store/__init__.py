@@ -4,6 +4,7 @@ Whatever belongs to a project is found only together with its project, so that a
 """
 # ruff: noqa: S608 (only constant lists of columns are interpolated; values are always bound)
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final, TypeVar
 
@@ -92,6 +93,17 @@ async def list_organisations(conn: Reader, *, only: str | None, after: str, limi
 async def organisation_exists(conn: Reader, organisation_id: str) -> bool:
     """Whether there is such an organisation."""
     return await conn.fetchval("select exists (select 1 from identity.organisations where id = $1)", organisation_id)
+
+
+async def organisation_name(conn: Reader, organisation_id: str) -> str | None:
+    """What an organisation is called; none when there is none."""
+    return await conn.fetchval("select name from identity.organisations where id = $1", organisation_id)
+
+
+async def project_names(conn: Reader, project_ids: Sequence[str]) -> dict[str, str]:
+    """What projects are called, archived ones included."""
+    rows = await conn.fetch("select id, name from identity.projects where id = any($1::text[])", list(project_ids))
+    return {row["id"]: row["name"] for row in rows}
 
 
 async def insert_project(tx: Tx, *, project_id: str, organisation_id: str, name: str) -> Project:

@@ -25,7 +25,7 @@ from penstock.processes.up.folder import AlreadyRunning, DataFolder
 
 _MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
-_KEPT: Final = ("pki", "secrets", "objects", "admin.key", "postgres.password", "ports.json")
+_KEPT: Final = ("pki", "secrets", "objects", "admin.key", "payments.secret", "postgres.password", "ports.json")
 #: Where an operator may have put some of it: the install does not know what is there.
 _ELSEWHERE: Final = ("PENSTOCK_SECRETS_DIR", "PENSTOCK_OBJECTS_URL")
 #: Agents remember the highest fence that they saw, which may be later than the backup or an earlier restore of it.

@@ -2,10 +2,12 @@
 
 import asyncio
 
+from penstock.billing.service import welcome
 from penstock.embedded import secret
 from penstock.identity import bootstrap
+from penstock.identity.model import DEFAULT_ORGANISATION
 from penstock.kit import db
-from penstock.kit.db import Database
+from penstock.kit.db import Database, Tx
 from penstock.kit.errors import Conflict
 from penstock.kit.migrate import migrate
 from penstock.processes.up.folder import DataFolder
@@ -30,14 +32,22 @@ async def administrator(database_url: str, *, reset: bool) -> str | None:
         db.connect(database_url, _no_hint, connections_max=1, name="bootstrap") as database,
         database.transaction() as tx,
     ):
-        key = await bootstrap.bootstrap(tx)
+        key = await _first(tx)
         return await bootstrap.reset_admin_key(tx) if key is None and reset else key
+
+
+async def _first(tx: Tx) -> str | None:
+    """The administrator and what the first organisation may spend."""
+    key = await bootstrap.bootstrap(tx)
+    if key is not None:
+        await welcome.welcome(tx, DEFAULT_ORGANISATION)
+    return key
 
 
 async def _keep_admin_key(database: Database, folder: DataFolder, *, ours: bool) -> None:
     # The key is on disk before the transaction that makes it valid commits: a crash in between costs nothing.
     async with database.transaction() as tx:
-        if key := await bootstrap.bootstrap(tx):
+        if key := await _first(tx):
             secret.keep(folder.admin_key, key)
             return
     if folder.admin_key.exists():

@@ -106,6 +106,11 @@ class DataFolder:
         """The key of the first administrator."""
         return self.path / "admin.key"
 
+    @property
+    def payments_secret(self) -> Path:
+        """What the webhooks of the local payment provider are signed with."""
+        return self.path / "payments.secret"
+
     def prepare(self) -> None:
         """Make the folder, closed to others."""
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.embedded import child
+from penstock.embedded import child, secret
 from penstock.embedded.child import Child
 from penstock.embedded.ports import free_port, listening
 from penstock.embedded.server import Server
@@ -16,7 +16,7 @@ from penstock.processes.up.endpoints import HOST
 from penstock.processes.up.folder import DataFolder, Ports
 from penstock.processes.up.supervisor import Program
 
-CONTROL: Final = ("relay", "worker", "api", "gateway")
+CONTROL: Final = ("relay", "worker", "biller", "api", "gateway")
 _OBJECTS: Final = (
     "OBJECTS_URL",
     "OBJECTS_ENDPOINT",
@@ -24,8 +24,9 @@ _OBJECTS: Final = (
     "OBJECTS_ACCESS_KEY_ID",
     "OBJECTS_SECRET_ACCESS_KEY",
 )
+_PAYMENTS: Final = ("PAYMENTS_WEBHOOK_SECRET", "PAYMENTS_WEBHOOK_SECRET_PREVIOUS", "STRIPE_API_KEY")
 #: Settings that say where truth and keys are: the agent, which serves tenants, must not even know them.
-_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR", *_OBJECTS)
+_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR", *_OBJECTS, *_PAYMENTS)
 _HEALTH_TIMEOUT_S: Final = 2.0
 #: The agent stops its units first.
 _AGENT_GRACE_S: Final = 45.0
@@ -83,6 +84,7 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
         "PENSTOCK_API_PORT": str(addresses.ports.api),
         "PENSTOCK_GATEWAY_PORT": str(addresses.ports.gateway),
         "PENSTOCK_GATEWAY_LINK_PORT": str(addresses.ports.link),
+        **_payments(folder, addresses, environ),
         **_public(addresses),
     }
     ports = {"api": (addresses.ports.api,), "gateway": (addresses.ports.gateway, addresses.ports.link)}
@@ -104,6 +106,16 @@ def agent(
     }
     environment = {name: value for name, value in environ.items() if name not in hidden}
     return _process("agent", folder, {**environment, **given}, grace_s=_AGENT_GRACE_S, owns_group=False)
+
+
+def _payments(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]) -> dict[str, str]:
+    """On one's own machine payments are played, unless told otherwise; for others to see, there are none."""
+    if environ.get("PENSTOCK_PAYMENTS_PROVIDER", "") or addresses.ports.host != HOST:
+        return {}
+    return {
+        "PENSTOCK_PAYMENTS_PROVIDER": "local",
+        "PENSTOCK_PAYMENTS_WEBHOOK_SECRET": secret.made_once(folder.payments_secret),
+    }
 
 
 def _public(addresses: Addresses) -> dict[str, str]:

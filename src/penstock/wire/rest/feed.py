@@ -1,6 +1,6 @@
 """Events, audit and dead letters."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import msgspec
@@ -77,6 +77,27 @@ class SagaStep(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
+class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a transfer that a request led to."""
+
+    transfer_id: str
+    kind: str
+    account_id: str
+    amount_microusd: int
+    memo: str
+    at: datetime
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What an allocation was charged for one day (UTC), in microseconds and micro-dollars."""
+
+    allocation_id: str
+    day: date
+    quantity: int
+    amount_microusd: int
+    until_at: datetime
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that belongs to one request, oldest first. `missing` names what could not be asked, and why."""
 
@@ -85,4 +106,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     events: list[EventOut]
     tasks: list[Task]
     sagas: list[SagaStep]
+    ledger: list[LedgerRow]
+    charges: list[Charge]
     missing: list[str]

@@ -1,0 +1,349 @@
+"""Balance, costs, statements and invoices; and what operators do to them. Dollars are typed and shown exactly."""
+
+from datetime import date, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from penstock.cli import budgets, payments, prices
+from penstock.cli.errors import CONFLICT, CliError
+from penstock.cli.output import Column, Format, notice
+from penstock.cli.session import Session, command, group
+from penstock.cli.text import clean, decimal, dollars, microusd
+from penstock.wire.rest import (
+    Balance,
+    BillingTerms,
+    Cost,
+    Invoice,
+    InvoiceLine,
+    InvoiceMovement,
+    InvoiceSummary,
+    LedgerEntry,
+    LedgerProblem,
+    LedgerTransfer,
+    StatementLine,
+    UsageWindow,
+)
+
+app = group("billing", "Balance, costs, statements and invoices.")
+app.add_typer(prices.app)
+app.add_typer(budgets.app)
+
+_ALLOCATION: Final = "allocation."
+_US_PER_HOUR: Final = 3_600_000_000
+
+From = Annotated[str | None, typer.Option("--from", metavar="DAY", help="The first day (UTC); default: of the month.")]
+To = Annotated[str | None, typer.Option("--to", metavar="DAY", help="The last day (UTC), included; default: today.")]
+Memo = Annotated[str, typer.Option(help="Why: it stands on the statement.")]
+
+BALANCE_COLUMNS: list[Column[Balance]] = [
+    Column("organisation", lambda found: found.organisation_id),
+    Column("state", lambda found: found.state),
+    Column("available", lambda found: dollars(found.available_microusd)),
+    Column("balance", lambda found: dollars(found.balance_microusd)),
+    Column("promotional credit", lambda found: dollars(found.credit_microusd)),
+    Column("held", lambda found: dollars(found.holds_microusd)),
+    Column("credit limit", lambda found: dollars(found.credit_limit_microusd)),
+    Column("running costs per hour", lambda found: dollars(found.burn_microusd_per_hour)),
+    Column("other usage per hour", lambda found: dollars(found.metered_microusd_per_hour)),
+    Column("lasts", lambda found: "for ever" if found.lasts_s is None else lasting(found.lasts_s)),
+    Column("ends at", lambda found: found.ends_at),
+    Column("charged until", lambda found: found.accrued_until),
+]
+COST_COLUMNS: list[Column[Cost]] = [
+    Column("group", lambda cost: cost.group or "(none)"),
+    Column("cost", lambda cost: dollars(cost.amount_microusd)),
+    Column("used", lambda cost: [f"{meter}={used(meter, count)}" for meter, count in cost.quantities.items()]),
+]
+TRANSFER_COLUMNS: list[Column[LedgerTransfer]] = [
+    Column("transfer", lambda found: found.id),
+    Column("kind", lambda found: found.kind),
+    Column("organisation", lambda found: found.organisation_id),
+    Column("at", lambda found: found.at),
+    Column("memo", lambda found: found.memo),
+    Column("corrects", lambda found: found.corrects),
+    Column("corrected by", lambda found: found.corrected_by),
+    Column("window", lambda found: found.window_start),
+    Column("correlation", lambda found: found.correlation_id),
+]
+ENTRY_COLUMNS: list[Column[LedgerEntry]] = [
+    Column("account", lambda entry: entry.account_id),
+    Column("amount", lambda entry: dollars(entry.amount_microusd)),
+]
+WINDOW_COLUMNS: list[Column[UsageWindow]] = [
+    Column("project", lambda window: window.project_id),
+    Column("resource", lambda window: window.resource_id),
+    Column("meter", lambda window: window.meter),
+    Column("sku", lambda window: window.sku),
+    Column("from", lambda window: window.from_at),
+    Column("until", lambda window: window.until_at),
+    Column("used", lambda window: used(window.meter, window.quantity)),
+    Column("cost", lambda window: dollars(window.amount_microusd)),
+]
+SUMMARY_COLUMNS: list[Column[InvoiceSummary]] = [
+    Column("month", lambda found: found.month),
+    Column("usage", lambda found: dollars(found.usage_microusd)),
+    Column("draft", lambda found: found.draft),
+]
+LINE_COLUMNS: list[Column[InvoiceLine]] = [
+    Column("project", lambda line: line.project_name),
+    Column("project id", lambda line: line.project_id),
+    Column("what", lambda line: line.sku or line.meter),
+    Column("quantity", lambda line: line.quantity_text),
+    Column("price", lambda line: line.price_text),
+    Column("amount", lambda line: dollars(line.amount_microusd)),
+]
+MOVEMENT_COLUMNS: list[Column[InvoiceMovement]] = [
+    Column("at", lambda each: each.at),
+    Column("kind", lambda each: each.kind),
+    Column("memo", lambda each: each.memo),
+    Column("transfer", lambda each: each.transfer_id),
+    Column("amount", lambda each: dollars(each.amount_microusd)),
+]
+TOTAL_COLUMNS: list[Column[Invoice]] = [
+    Column("month", lambda found: found.month + (" (draft)" if found.draft else "")),
+    Column("usage", lambda found: dollars(found.usage_microusd)),
+    Column("corrections", lambda found: dollars(found.corrections_microusd)),
+    Column("total", lambda found: dollars(found.total_microusd)),
+    Column("from promotional credit", lambda found: dollars(found.credit_used_microusd)),
+    Column("from the balance", lambda found: dollars(found.balance_used_microusd)),
+    Column("total, rounded to cents", lambda found: dollars(found.total_cents * 10_000)),
+    Column("paid in", lambda found: dollars(found.payments_microusd)),
+    Column("paid back", lambda found: dollars(found.refunds_microusd)),
+    Column("promotional credit granted", lambda found: dollars(found.grants_microusd)),
+]
+TERMS_COLUMNS: list[Column[BillingTerms]] = [
+    Column("organisation", lambda terms: terms.organisation_id),
+    Column("credit limit", lambda terms: dollars(terms.credit_limit_microusd)),
+]
+PROBLEM_COLUMNS: list[Column[LedgerProblem]] = [
+    Column("check", lambda problem: problem.check),
+    Column("subject", lambda problem: problem.subject),
+    Column("detail", lambda problem: problem.detail),
+]
+
+
+@command(app, "balance", example="penstock billing balance")
+def balance(session: Session) -> None:
+    """Show what the organisation has, what runs costs, and when that ends."""
+    with session.client() as client:
+        session.output.item(client.billing.balance(), BALANCE_COLUMNS)
+
+
+@command(app, "usage", example="penstock billing usage --by label:team --from 2026-11-01 --to 2026-11-30")
+def usage(
+    session: Session,
+    by: Annotated[
+        str,
+        typer.Option(
+            help="project, allocation, function, deployment, sku, meter, key, day or label:<name>.", metavar="GROUP"
+        ),
+    ] = "project",
+    from_: From = None,
+    to: To = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many groups at most.")] = None,
+) -> None:
+    """Show what was used and what it cost. With --project only of that project."""
+    with session.client() as client:
+        found = client.billing.usage(
+            group_by=by, from_day=day(from_, "from"), to_day=day(to, "to"), project=session.flags.project, limit=limit
+        )
+    if session.output.format is Format.JSON:
+        session.output.json(found)
+        return
+    session.output.items(found.items, COST_COLUMNS)
+    if session.output.format is Format.TABLE:
+        session.output.line(f"\n{dollars(found.total_microusd)} from {found.from_day} to {found.to_day}")
+
+
+@command(app, "statement", example="penstock billing statement --from 2026-11-01 -o csv > november.csv")
+def statement(
+    session: Session,
+    from_: From = None,
+    to: To = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="How many transfers at most.")] = None,
+) -> None:
+    """Show every transfer, oldest first, with what there was after it."""
+    with session.client() as client:
+        found = client.billing.statement(from_day=day(from_, "from"), to_day=day(to, "to"), limit=limit)
+    if session.output.format is Format.JSON:
+        session.output.json(found)
+        return
+    session.output.items(found.items, _statement_columns(exact=session.output.format is Format.CSV))
+    if session.output.format is Format.TABLE:
+        for name, funds in (("opening", found.opening), ("closing", found.closing)):
+            shown = f"balance {dollars(funds.balance_microusd)}, credit {dollars(funds.credit_microusd)}"
+            session.output.line(f"{name}: {shown}, held {dollars(funds.holds_microusd)}")
+    if found.next_cursor:
+        notice("there is more: raise --limit")
+
+
+def _statement_columns(*, exact: bool) -> list[Column[StatementLine]]:
+    """For spreadsheets, amounts are bare numbers."""
+    money = decimal if exact else dollars
+    return [
+        Column("at", lambda line: line.at),
+        Column("kind", lambda line: line.kind),
+        Column("balance change", lambda line: money(line.change.balance_microusd)),
+        Column("credit change", lambda line: money(line.change.credit_microusd)),
+        Column("held change", lambda line: money(line.change.holds_microusd)),
+        Column("balance", lambda line: money(line.after.balance_microusd)),
+        Column("credit", lambda line: money(line.after.credit_microusd)),
+        Column("held", lambda line: money(line.after.holds_microusd)),
+        Column("memo", lambda line: line.memo),
+        Column("window", lambda line: line.window_start),
+        Column("corrects", lambda line: line.corrects),
+        Column("transfer", lambda line: line.transfer_id),
+    ]
+
+
+@command(app, "transfer", example="penstock billing transfer usage/org_default/2026-11-16T10:00:00Z")
+def transfer(session: Session, transfer_id: Annotated[str, typer.Argument(help="As the statement names it.")]) -> None:
+    """Show one transfer with all its entries, and what a charge is made of."""
+    with session.client() as client:
+        _show_transfer(session, client.billing.transfer(transfer_id))
+
+
+def _show_transfer(session: Session, found: LedgerTransfer) -> None:
+    session.output.item(found, TRANSFER_COLUMNS)
+    if session.output.format is Format.TABLE:
+        session.output.line("")
+        session.output.items(found.entries, ENTRY_COLUMNS)
+        if found.usage:
+            session.output.line(f"\n{len(found.usage)} of {found.usage_count} windows, largest first")
+            session.output.items(found.usage, WINDOW_COLUMNS)
+
+
+@command(app, "invoice", example="penstock billing invoice 2026-11 --html invoice.html")
+def invoice(
+    session: Session,
+    month: Annotated[str | None, typer.Argument(help="Such as 2026-11; without it the months are listed.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write it as a page for printing to this file.")
+    ] = None,
+) -> None:
+    """Show a month's invoice, or list the months with usage."""
+    if month is None and html is not None:
+        raise CliError("say which month, such as 2026-11", field="month")
+    with session.client() as client:
+        if month is None:
+            session.output.items(client.billing.invoices(), SUMMARY_COLUMNS)
+        elif html is not None:
+            _write(html, client.billing.invoice_page(month))
+        else:
+            _show_invoice(session, client.billing.invoice(month))
+
+
+def _write(file: Path, page: bytes) -> None:
+    try:
+        file.write_bytes(page)
+    except OSError as error:
+        raise CliError(f"cannot write {file}: {error.strerror}", field="html") from error
+    notice(f"wrote {file}")
+
+
+def _show_invoice(session: Session, found: Invoice) -> None:
+    if session.output.format is Format.JSON:
+        session.output.json(found)
+        return
+    session.output.items(found.lines, LINE_COLUMNS)
+    if session.output.format is Format.CSV:
+        return
+    for title, movements in (("corrections", found.corrections), ("movements", found.movements)):
+        if movements:
+            session.output.line(f"\n{title}")
+            session.output.items(movements, MOVEMENT_COLUMNS)
+    session.output.line("")
+    session.output.item(found, TOTAL_COLUMNS)
+
+
+@command(app, "grant", example="penstock billing grant org_default 25 --memo 'welcome'")
+def grant(
+    session: Session,
+    organisation_id: Annotated[str, typer.Argument(help="The organisation (org_…).")],
+    amount: Annotated[str, typer.Argument(metavar="DOLLARS", help="Such as 25 or 3.49.")],
+    memo: Memo,
+) -> None:
+    """Give an organisation promotional credit; operators only."""
+    with session.client() as client:
+        made = client.billing.grant(organisation_id, microusd(amount, field="amount"), memo=memo)
+    _show_transfer(session, made)
+
+
+@command(
+    app,
+    "correct",
+    example="penstock billing correct usage/org_default/2026-11-16T10:00:00Z 3.49 --memo 'node was down'",
+)
+def correct(
+    session: Session,
+    transfer_id: Annotated[str, typer.Argument(help="A charge for usage, or a grant.")],
+    amount: Annotated[str, typer.Argument(metavar="DOLLARS", help="At most what is left of it.")],
+    memo: Memo,
+) -> None:
+    """Give back a part of a charge, or take back a part of a grant; operators only."""
+    with session.client() as client:
+        made = client.billing.correct(transfer_id, microusd(amount, field="amount"), memo=memo)
+    _show_transfer(session, made)
+
+
+@command(app, "terms", example="penstock billing terms org_default --credit-limit 100")
+def terms(
+    session: Session,
+    organisation_id: Annotated[str, typer.Argument(help="The organisation (org_…).")],
+    credit_limit: Annotated[str, typer.Option(metavar="DOLLARS", help="How far it may go below zero.")],
+) -> None:
+    """Set how far an organisation may go below zero; operators only."""
+    limit = microusd(credit_limit, field="credit-limit")
+    with session.client() as client:
+        session.output.item(client.billing.set_terms(organisation_id, credit_limit_microusd=limit), TERMS_COLUMNS)
+
+
+@command(app, "verify", example="penstock billing verify --organisation org_default --from 2026-11-01")
+def verify(
+    session: Session,
+    organisation: Annotated[str | None, typer.Option(help="Only of this organisation (org_…).")] = None,
+    from_: From = None,
+    to: To = None,
+) -> None:
+    """Recompute the ledger from its entries; exit 5 where it does not hold. Operators only."""
+    with session.client() as client:
+        report = client.billing.verify(organisation_id=organisation, from_day=day(from_, "from"), to_day=day(to, "to"))
+    if session.output.format is Format.JSON:
+        session.output.json(report)
+    else:
+        if session.output.format is Format.TABLE:
+            rows = [[check.name, check.looked_at, check.problems] for check in report.checks]
+            session.output.rows(["check", "looked at", "problems"], rows)
+        if report.problems or session.output.format is Format.CSV:
+            session.output.items(report.problems, PROBLEM_COLUMNS)
+    if not report.holds:
+        raise typer.Exit(CONFLICT)
+
+
+payments.register(app)
+
+
+def day(text: str | None, field: str) -> date | None:
+    """A day as it is typed."""
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(text.strip(), "%Y-%m-%d").date()  # noqa: DTZ007 - a day has no zone
+    except ValueError as error:
+        raise CliError(f"{field} must be a day such as 2026-11-16, not {clean(text)[:40]!r}", field=field) from error
+
+
+def used(meter: str, quantity: int) -> str:
+    """A quantity as people read it: hours of allocations."""
+    return f"{quantity / _US_PER_HOUR:,.4f} h" if meter.startswith(_ALLOCATION) else f"{quantity:,}"
+
+
+def lasting(seconds: float) -> str:
+    """A time that may be long, in its two largest units."""
+    minutes = int(seconds // 60)
+    days, hours = divmod(minutes // 60, 24)
+    if days:
+        return f"{days:,} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"

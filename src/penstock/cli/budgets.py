@@ -1,0 +1,73 @@
+"""Budgets: what a project or a key of it may spend in an hour, a day or a month."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Column
+from penstock.cli.session import Session, command, group
+from penstock.cli.text import dollars, microusd
+from penstock.wire.rest import Budget
+
+app = group("budget", "What may be spent in an hour, a day or a month.")
+
+COLUMNS: list[Column[Budget]] = [
+    Column("id", lambda budget: budget.id),
+    Column("subject", lambda budget: budget.key_id or budget.project_id),
+    Column("period", lambda budget: budget.period),
+    Column("limit", lambda budget: dollars(budget.limit_microusd)),
+    Column("spent", lambda budget: dollars(budget.spent_microusd)),
+    Column("reserved", lambda budget: dollars(budget.reserved_microusd)),
+    Column("remaining", lambda budget: dollars(budget.remaining_microusd)),
+    Column("resets at", lambda budget: budget.resets_at),
+    Column("action", lambda budget: budget.action),
+]
+
+BudgetId = Annotated[str, typer.Argument(metavar="BUDGET", help="The budget (bdg_…).")]
+
+
+class Per(StrEnum):
+    """Periods of the UTC calendar."""
+
+    HOURLY = "hourly"
+    DAILY = "daily"
+    MONTHLY = "monthly"
+
+
+@command(app, "set", example="penstock billing budget set --per monthly --limit 250")
+def set_(
+    session: Session,
+    per: Annotated[Per, typer.Option(help="The period, by the UTC calendar.")],
+    limit: Annotated[str, typer.Option(metavar="DOLLARS", help="What may be spent in it, up to six decimals.")],
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Of this key (key_…) only.")] = None,
+    warn: Annotated[
+        bool, typer.Option("--warn", help="Only tell when it is reached; refuse and release nothing.")
+    ] = False,
+) -> None:
+    """Set the budget of the project or of a key. What was spent in the period already counts."""
+    amount = microusd(limit, field="limit")
+    with session.client() as client:
+        made = client.budgets.set(per.value, amount, key_id=key, action="warn" if warn else "reject")
+    session.output.item(made, COLUMNS)
+
+
+@command(app, "list", example="penstock billing budget list -o csv")
+def list_(session: Session) -> None:
+    """List budgets and how they stand."""
+    with session.client() as client:
+        session.output.items(client.budgets.list(), COLUMNS)
+
+
+@command(app, "show", example="penstock billing budget show bdg_01k9z3v5w7x8y9z0a1b2c3d4e5")
+def show(session: Session, budget: BudgetId) -> None:
+    """Show one budget and how it stands."""
+    with session.client() as client:
+        session.output.item(client.budgets.get(budget), COLUMNS)
+
+
+@command(app, "delete", example="penstock billing budget delete bdg_01k9z3v5w7x8y9z0a1b2c3d4e5")
+def delete(session: Session, budget: BudgetId) -> None:
+    """Delete a budget: it limits nothing any more."""
+    with session.client() as client:
+        client.budgets.delete(budget)

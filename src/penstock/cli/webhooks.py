@@ -1,0 +1,148 @@
+"""Webhooks: addresses that events are sent to."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import Column, Format, notice
+from penstock.cli.session import Session, command, group
+from penstock.wire.rest import Webhook, WebhookCreated, WebhookDelivery
+
+app = group("webhook", "Addresses that events are sent to.")
+
+COLUMNS: list[Column[Webhook]] = [
+    Column("id", lambda webhook: webhook.id),
+    Column("state", lambda webhook: webhook.state),
+    Column("url", lambda webhook: webhook.url),
+    Column("events", lambda webhook: " ".join(webhook.event_types)),
+    Column("failures", lambda webhook: webhook.failures),
+    Column("reason", lambda webhook: webhook.reason),
+]
+DETAILS: list[Column[Webhook]] = [
+    *COLUMNS,
+    Column("failing since", lambda webhook: webhook.failing_since),
+    Column("next try", lambda webhook: webhook.next_try_at),
+    Column("old secret until", lambda webhook: webhook.old_secret_until),
+    Column("created", lambda webhook: webhook.created_at),
+    Column("created by", lambda webhook: webhook.created_by),
+    Column("updated", lambda webhook: webhook.updated_at),
+]
+DELIVERY_COLUMNS: list[Column[WebhookDelivery]] = [
+    Column("id", lambda delivery: delivery.id),
+    Column("event", lambda delivery: delivery.event_type),
+    Column("state", lambda delivery: delivery.state),
+    Column("attempts", lambda delivery: delivery.attempts),
+    Column("error", lambda delivery: delivery.error),
+    Column("detail", lambda delivery: delivery.detail),
+    Column("next try", lambda delivery: delivery.next_try_at),
+    Column("created", lambda delivery: delivery.created_at),
+    Column("event id", lambda delivery: delivery.event_id),
+]
+
+WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id (whk_…).")]
+Events = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--event", metavar="TYPE", help="Send these: a type, provisioning.* or *. Can be given several times."
+    ),
+]
+
+
+@command(app, "create", example="penstock webhook create https://hooks.example/penstock --event 'provisioning.*'")
+def create(
+    session: Session,
+    url: Annotated[str, typer.Argument(help="A public https address, port 443 or 8443.")],
+    event: Events = None,
+) -> None:
+    """Send events to an address, and print the secret that they are signed with, this once."""
+    with session.client() as client:
+        made = client.webhooks.create(url, event)
+    _show_secret(session, made)
+
+
+@command(app, "list", example="penstock webhook list")
+def list_(session: Session) -> None:
+    """List webhooks, and how they do."""
+    with session.client() as client:
+        session.output.items(client.webhooks.list(), COLUMNS)
+
+
+@command(app, "show", example="penstock webhook show whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def show(session: Session, webhook: WebhookId) -> None:
+    """Show a webhook."""
+    with session.client() as client:
+        session.output.item(client.webhooks.get(webhook), DETAILS)
+
+
+@command(app, "update", example="penstock webhook update whk_01k9z3v5x7y9a1b3c5d7e9f1g3 --enable")
+def update(
+    session: Session,
+    webhook: WebhookId,
+    url: Annotated[str | None, typer.Option(help="Send to this address from now on.")] = None,
+    event: Events = None,
+    enable: Annotated[
+        bool | None, typer.Option("--enable/--pause", help="Resume what was paused, or pause.", show_default=False)
+    ] = None,
+) -> None:
+    """Change a webhook's address or events; pause or resume it."""
+    with session.client() as client:
+        changed = client.webhooks.update(webhook, url=url, event_types=event, enabled=enable)
+    session.output.item(changed, DETAILS)
+
+
+@command(app, "delete", example="penstock webhook delete whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def delete(session: Session, webhook: WebhookId) -> None:
+    """Delete a webhook and what waits for it."""
+    with session.client() as client:
+        client.webhooks.delete(webhook)
+    notice(f"deleted {webhook}")
+
+
+@command(app, "rotate", example="penstock webhook rotate whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def rotate(session: Session, webhook: WebhookId) -> None:
+    """Make a new secret and print it, this once. For 24 hours messages are signed with the old one too."""
+    with session.client() as client:
+        changed = client.webhooks.rotate(webhook)
+    _show_secret(session, changed)
+
+
+@command(app, "test", example="penstock webhook test whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
+def test(session: Session, webhook: WebhookId) -> None:
+    """Send a test event now; `webhook deliveries` shows what became of it."""
+    with session.client() as client:
+        session.output.item(client.webhooks.test(webhook), DELIVERY_COLUMNS)
+
+
+@command(app, "deliveries", example="penstock webhook deliveries whk_01k9z3v5x7y9a1b3c5d7e9f1g3 --state failed")
+def deliveries(
+    session: Session,
+    webhook: WebhookId,
+    state: Annotated[str | None, typer.Option(help="pending, delivered or failed.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
+) -> None:
+    """List what was and is to be sent, newest first."""
+    with session.client() as client:
+        session.output.items(client.webhooks.deliveries(webhook, state=state, limit=limit), DELIVERY_COLUMNS)
+
+
+@command(
+    app,
+    "retry",
+    example="penstock webhook retry whk_01k9z3v5x7y9a1b3c5d7e9f1g3 dlv_01k9z3v5x7y9a1b3c5d7e9f1g3",
+)
+def retry(
+    session: Session,
+    webhook: WebhookId,
+    delivery: Annotated[str, typer.Argument(metavar="DELIVERY", help="The delivery's id (dlv_…).")],
+) -> None:
+    """Send an event again now, whatever became of it."""
+    with session.client() as client:
+        session.output.item(client.webhooks.retry(webhook, delivery), DELIVERY_COLUMNS)
+
+
+def _show_secret(session: Session, made: WebhookCreated) -> None:
+    if session.output.format is Format.JSON:
+        session.output.json(made)
+        return
+    notice(f"{made.webhook.id}; the secret is shown only now:")
+    session.output.line(made.secret)

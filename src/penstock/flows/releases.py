@@ -1,0 +1,47 @@
+"""Carries out what billing asks for: everything that nobody can pay for any more is released, gracefully.
+
+The request and its releases are one transaction, so that each request is carried out once and completely.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.billing.service import releases
+from penstock.compute.service.release import Release
+from penstock.kit import audit
+from penstock.kit.db import Database
+from penstock.kit.telemetry import correlated, logger
+
+_log = logger(__name__)
+_ACTOR: Final = audit.system("biller")
+
+
+@dataclass(frozen=True, slots=True)
+class Releases:
+    """Takes requests until there are none."""
+
+    db: Database
+    release: Release
+
+    async def sweep(self) -> None:
+        """All that are open."""
+        while await self._next():
+            pass
+
+    async def _next(self) -> bool:
+        async with self.db.transaction() as tx:
+            asked = await releases.take(tx)
+            if asked is None:
+                return False
+            with correlated(asked.correlation_id):
+                released = await self.release.payer(
+                    tx,
+                    _ACTOR,
+                    asked.organisation_id,
+                    asked.reason,
+                    project_id=asked.project_id,
+                    key_id=asked.key_id,
+                )
+                await releases.finish(tx, asked)
+                _log.info("force_released", organisation_id=asked.organisation_id, allocations=released)
+        return True

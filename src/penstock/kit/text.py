@@ -1,0 +1,38 @@
+"""Foreign text made safe to show, and money as people read it: the same on the server's pages and the command line."""
+
+import re
+from typing import Final
+
+#: Control characters of both sets, line and paragraph separators, and everything that changes the writing direction.
+_UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
+
+
+def clean(text: str) -> str:
+    """`text` with unsafe characters spelt out."""
+    return _UNSAFE.sub(_spelt, text)
+
+
+def _spelt(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def csv_cell(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula. A number is none, whatever its sign."""
+    formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
+    return clean("'" + text if formula else text)
+
+
+def dollars(microusd: int) -> str:
+    """Money, exact to the micro-dollar."""
+    sign = "-" if microusd < 0 else ""
+    return f"{sign}${decimal(abs(microusd))}"
+
+
+def decimal(microusd: int) -> str:
+    """The same as a bare number: two decimals, or as many as it takes to be exact."""
+    whole, rest = divmod(abs(microusd), 1_000_000)
+    cents = f"{rest:06d}".rstrip("0")
+    return f"{'-' if microusd < 0 else ''}{whole}.{cents:0<2}"

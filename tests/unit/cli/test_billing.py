@@ -1,0 +1,107 @@
+"""What people read of their money, and what they type."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.cli import app as tree
+from penstock.cli.billing import lasting
+from scripted_api import ScriptedApi, json_answer
+
+from .cases import COSTS, INVOICE, LEDGER, ORG, STATEMENT
+from .conftest import Cli
+
+
+def shown(cli: Cli, capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert tree.run(tree.app, ["billing", *arguments], cli.environ()) == code
+    return capfd.readouterr().out
+
+
+def test_costs_are_shown_exactly_with_their_total(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    api.on("GET", "/billing/usage", json_answer(COSTS))
+    text = shown(cli, capfd, "usage", "--by", "label:team", "-p", f"prj_{'0' * 26}")
+    assert "vision" in text
+    assert "allocation.interactive=1.0000 h" in text
+    assert "$0.0001" in text
+    assert "$3.4901 from 2026-01-01 to 2026-01-31" in text
+    assert api.seen[0].query == {"group_by": "label:team", "project": f"prj_{'0' * 26}", "limit": "200"}
+
+
+def test_all_pages_of_a_statement_are_one(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    cli.logged_in(api)
+    first: dict[str, Any] = {**STATEMENT, "next_cursor": "c2"}
+    api.on("GET", "/billing/statement", json_answer(first), json_answer(STATEMENT), json_answer(STATEMENT))
+    found = json.loads(shown(cli, capfd, "statement", "-o", "json"))
+    assert (len(found["items"]), found["next_cursor"]) == (2, None)
+    assert api.seen[1].query["cursor"] == "c2"
+    lines = shown(cli, capfd, "statement", "-o", "csv").splitlines()
+    assert lines[0].startswith("at,kind,balance_change,")
+    assert ",usage,-3.49,0.000001,0.00,-3.49," in lines[1]
+    assert ",'=1+1," in lines[1]
+
+
+def test_an_invoice_is_written_as_a_page(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="<!doctype html>", content_type="text/html")
+
+    cli.logged_in(api)
+    api.on("GET", "/billing/invoices/2026-01/page", page)
+    shown(cli, capfd, "invoice", "2026-01", "--html", str(tmp_path / "invoice.html"))
+    assert (tmp_path / "invoice.html").read_text() == "<!doctype html>"
+    shown(cli, capfd, "invoice", "2026-01", "--html", str(tmp_path / "no" / "folder"), code=1)
+    shown(cli, capfd, "invoice", "--html", str(tmp_path / "x"), code=1)
+    api.on("GET", "/billing/invoices/2026-01", json_answer(INVOICE))
+    text = shown(cli, capfd, "invoice", "2026-01")
+    for part in ("2026-01 (draft)", "$3.489999", "1.0000 h", "$3.49 per h", "-$0.000001"):
+        assert part in text
+
+
+def test_a_ledger_that_does_not_hold_ends_with_five(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    problem = {"check": "zero_sum", "subject": "payment/1", "detail": "2 entries sum to 1"}
+    api.on("GET", "/billing/verify", json_answer({**LEDGER, "holds": False, "problems": [problem]}))
+    for output in ("table", "json", "csv"):
+        assert "payment/1" in shown(cli, capfd, "verify", "-o", output, code=5)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f"grant {ORG} -1 --memo m", "No such option"),
+        (f"grant {ORG} 1e3 --memo m", "amount must be dollars"),
+        (f"grant {ORG} 0.0000001 --memo m", "amount must be dollars"),
+        (f"terms {ORG} --credit-limit x", "credit-limit must be dollars"),
+        ("terms nonsense --credit-limit 1", "organisation_id must look like"),
+        ("usage --from yesterday", "from must be a day such as"),
+        ("statement --to 2026-02-30", "to must be a day such as"),
+        ("invoice nov", "month must look like"),
+        ("transfer ../../keys", "transfer_id must look like"),
+        ("price set Tokens 1", "meter must be"),
+        ("price set tokens 1 --effective soon", "effective must be a time"),
+    ],
+)
+def test_what_is_typed_wrongly_is_refused_here(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    cli.logged_in(api)
+    assert tree.run(tree.app, ["billing", *line.split()], cli.environ()) == 1
+    assert says in capfd.readouterr().err
+    assert api.seen == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 min"), (3599, "59 min"), (7260, "2 h 1 min"), (90_000, "1 d 1 h"), (1e9, "11,574 d 1 h")],
+)
+def test_times_have_two_units(seconds: float, text: str) -> None:
+    assert lasting(seconds) == text
