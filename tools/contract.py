@@ -15,6 +15,7 @@ import msgspec
 from compatibility import breaks
 
 from penstock.billing import model as billing
+from penstock.billing import paymentmodel as payments
 from penstock.compute import model as compute
 from penstock.fleet import model as fleet
 from penstock.kit import openapi
@@ -110,6 +111,12 @@ def generated() -> dict[Path, str]:
             "The life of an allocation", compute.MOVES, compute.INITIAL, compute.FINAL
         ),
         docs / "diagrams" / "balance.md": diagram("The life of a balance", billing.MOVES, billing.INITIAL, ()),
+        docs / "diagrams" / "payment.md": diagram(
+            "The life of a payment", payments.PAYMENT_MOVES, payments.PAYMENT_INITIAL, payments.PAYMENT_FINAL
+        ),
+        docs / "diagrams" / "refund.md": diagram(
+            "The life of a refund", payments.REFUND_MOVES, payments.REFUND_INITIAL, payments.REFUND_FINAL
+        ),
         docs / "diagrams" / "node.md": diagram("The life of a node", fleet.MOVES, fleet.NodeState.PENDING, fleet.FINAL),
         docs / "diagrams" / "webhook.md": diagram(
             "The life of a webhook", notices.MOVES, notices.WebhookState.ACTIVE, notices.FINAL

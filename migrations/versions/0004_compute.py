@@ -125,7 +125,7 @@ STATEMENTS = (
     "create index allocations_node on compute.allocations (node_id) where ended_at is null",
     # What somebody pays for, or will, or has not paid for to the end.
     """
-    create index allocations_payer on compute.allocations (organisation_id)
+    create index allocations_payer on compute.allocations (organisation_id, project_id)
         where not settled and purpose <> 'stock' and (ended_at is null or active_at is not null)
     """,
     # The meter's view: every allocation from its activation until it is paid for to the end.

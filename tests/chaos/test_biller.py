@@ -26,10 +26,10 @@ _DEADLINE_S = 90
 #: $1 how many, $2 a seed for prices. They begin now.
 _START = """
     insert into compute.allocations (id, project_id, organisation_id, purpose, sku, gpus, image, labels, env, command,
-        ports, state, reason, unit_id, price_microusd_per_hour, memory_bytes, cpus, processes_max, scratch_bytes, wait_s,
-        correlation_id, active_at, timeline)
-    select id, 'prj_' || n % $3, 'org_' || n % $3, 'interactive', 'g1.1', 1, 'python:3', '{}', '{}', '[]', '{}', 'active',
-        '', id, 1 + (n * 7919 + $2) % 9999991, 0, 1, 1, 0, 0, '', clock_timestamp(), '[]'
+        ports, state, reason, unit_id, price_microusd_per_hour, memory_bytes, cpus, processes_max, scratch_bytes,
+        wait_s, correlation_id, active_at, timeline)
+    select id, 'prj_' || n % $3, 'org_' || n % $3, 'interactive', 'g1.1', 1, 'python:3', '{}', '{}', '[]', '{}',
+        'active', '', id, 1 + (n * 7919 + $2) % 9999991, 0, 1, 1, 0, 0, '', clock_timestamp(), '[]'
     from (select n, 'alc_' || gen_random_uuid() as id from generate_series(1, $1) n) made
 """
 #: $1 how many, $2 the longest time, in seconds, that an end lies back. Never before the beginning.
@@ -57,10 +57,10 @@ _WRONG = """
 """
 #: Organisations whose balance is not what their allocations cost by the closed form.
 _DRIFT = """
-    select organisation_id, billing.balance_of(organisation_id || '/balance') as balance, sum(
-        div((extract(epoch from billing_ended_at - active_at) * 1000000)::numeric * price_microusd_per_hour, 3600000000))
-    from compute.allocations group by 1 having billing.balance_of(organisation_id || '/balance') <> -sum(
-        div((extract(epoch from billing_ended_at - active_at) * 1000000)::numeric * price_microusd_per_hour, 3600000000))
+    select organisation_id, billing.balance_of(organisation_id || '/balance') as balance, sum(cost) as cost
+    from (select organisation_id, div((extract(epoch from billing_ended_at - active_at) * 1000000)::numeric
+            * price_microusd_per_hour, 3600000000) as cost from compute.allocations) each
+    group by 1 having billing.balance_of(organisation_id || '/balance') <> -sum(cost)
 """
 _UNBALANCED = """
     select transfer_id from billing.entries group by 1 having sum(amount_microusd) <> 0
@@ -159,8 +159,10 @@ async def _ended_as(database: Database, xid: str) -> str:
 
 
 async def _settled(database: Database, billers: Billers) -> None:
-    """The billers that are left catch up; then everything ends, some of it before what is charged, and they settle it."""
-    await _until(database, billers, "select accrued_until > clock_timestamp() - interval '5 seconds' from billing.progress")
+    """The billers catch up; then everything ends, some of it before what is charged, and they settle it."""
+    await _until(
+        database, billers, "select accrued_until > clock_timestamp() - interval '5 seconds' from billing.progress"
+    )
     await _rows(database, _END, 10**9, 20.0)
     await _until(database, billers, "select not exists (select 1 from compute.allocations where not settled)")
 

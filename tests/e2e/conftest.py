@@ -9,12 +9,15 @@ import pytest
 
 from e2e.cloud import Cloud, processes_of
 
+#: Time is charged every other second, and a few seconds' worth is enough to start something.
+_QUICK_BILLING = {"PENSTOCK_BILLER_WINDOW_SECONDS": "2", "PENSTOCK_API_FUNDS_MINIMUM_S": "5"}
+
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Cloud]:
     """A running cloud with 64 simulated GPUs. Tests share it: they release what they take."""
     with tempfile.TemporaryDirectory(prefix="penstock-e2e-") as folder:
-        cloud = Cloud(Path(folder) / "data", env=_only_packages_in(Path(folder) / "packages"))
+        cloud = Cloud(Path(folder) / "data", env=_only_packages_in(Path(folder) / "packages") | _QUICK_BILLING)
         cloud.up()
         try:
             yield cloud

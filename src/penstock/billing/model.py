@@ -115,7 +115,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What an organisation owns and spends. Time since `accrued_until` is spent and not yet charged."""
+    """What an organisation owns and spends. Time is charged until `accrued_until`; what allocations have cost since then,
+    each from its own beginning, is `unbilled_microusd`."""
 
     organisation_id: str
     state: State
@@ -126,6 +127,7 @@ class Standing:
     credit_limit_microusd: int
     #: Of allocations that are paid for now.
     burn_microusd_per_hour: int
+    unbilled_microusd: int
     accrued_until: datetime
     now: datetime
 
@@ -137,8 +139,7 @@ class Standing:
     @property
     def available_microusd(self) -> int:
         """What there is to spend at this moment."""
-        unbilled_s = max((self.now - self.accrued_until).total_seconds(), 0.0)
-        return self.charged_microusd - round(self.burn_microusd_per_hour * unbilled_s / 3600)
+        return self.charged_microusd - self.unbilled_microusd
 
     @property
     def lasts_s(self) -> float | None:

@@ -101,9 +101,11 @@ def _statements(db: Database) -> list[Any]:
         """The same as CSV (RFC 4180), all of it."""
         caller.require("billing.read")
         period = _period(from_day, to_day)
+        pieces = statements.export(db, caller, period)
+        first = await anext(pieces)
         name = f"statement-{period.from_day}-{period.to_day}.csv"
         return Stream(
-            _csv(statements.export(db, caller, period)),
+            _csv(first, pieces),
             media_type="text/csv; charset=utf-8",
             headers={"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"},
         )
@@ -117,11 +119,10 @@ def _statements(db: Database) -> list[Any]:
     return [get_statement, export_statement, get_transfer]
 
 
-async def _csv(pieces: AsyncIterator[list[rest.StatementLine]]) -> AsyncIterator[str]:
-    heading = True
-    async for lines in pieces:
-        yield pages.statement_csv(lines, heading=heading)
-        heading = False
+async def _csv(first: list[rest.StatementLine], others: AsyncIterator[list[rest.StatementLine]]) -> AsyncIterator[str]:
+    yield pages.statement_csv(first, heading=True)
+    async for lines in others:
+        yield pages.statement_csv(lines, heading=False)
 
 
 def _invoices(organisations: Organisations, db: Database) -> list[Any]:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.cli.errors import CliError
-from penstock.kit.text import clean, csv_cell, decimal, dollars
+from penstock.kit.text import Figure, clean, csv_cell, decimal, dollars
 
 __all__ = ["cell", "clean", "clean_json", "csv_cell", "decimal", "dollars", "microusd", "seconds", "size"]
 
@@ -21,10 +21,14 @@ def clean_json(text: str) -> str:
 
 def cell(value: object) -> str:
     """A value as people read it."""
+    if isinstance(value, str):
+        return value
     if value is None:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return Figure(value)
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, dict):

@@ -1,6 +1,7 @@
 """Carries out what billing asks for: everything that nobody can pay for any more is released, gracefully.
 
-The request and its releases are one transaction, so that each request is carried out once and completely.
+A request is carried out in batches, each one transaction, and is done with the last of them. It is for what was there
+when it was made: whoever pays and starts anew before anybody gets to it is spared.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from penstock.kit.telemetry import correlated, logger
 
 _log = logger(__name__)
 _ACTOR: Final = audit.system("biller")
+BATCH: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class Releases:
                     asked.reason,
                     project_id=asked.project_id,
                     key_id=asked.key_id,
+                    created_until=asked.requested_at,
+                    limit=BATCH,
                 )
-                await releases.finish(tx, asked)
+                if released < BATCH:
+                    await releases.finish(tx, asked)
                 _log.info("force_released", organisation_id=asked.organisation_id, allocations=released)
         return True

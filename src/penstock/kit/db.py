@@ -7,7 +7,7 @@ next is queued with `tx.hint` and sent when the commit has succeeded. Hints are 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 import asyncpg
@@ -18,6 +18,8 @@ from penstock.kit.errors import PenstockError, Unavailable
 Row: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[Row]"
 _ACQUIRE_TIMEOUT_S: Final = 10.0
+#: A server that is gone without a word is not waited for.
+_CLEAN_S: Final = 5.0
 #: The server is gone, going or not there yet.
 _AWAY: Final = (
     asyncpg.PostgresConnectionError,
@@ -143,9 +145,14 @@ class Database:
             self._pass_on(conn)
             return
         try:
-            await self._pool.release(conn)
+            await self._release(conn)
         finally:
             self._make_room()
+
+    async def _release(self, conn: Connection) -> None:
+        """To the pool, which closes what it cannot clean; the failure that brought it there is told already."""
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await self._pool.release(conn, timeout=_CLEAN_S)
 
     def _make_room(self) -> None:
         self._room += 1
@@ -167,7 +174,7 @@ class Database:
     async def close(self) -> None:
         """Give all connections up."""
         while self._idle:
-            await self._pool.release(self._idle.pop())
+            await self._release(self._idle.pop())
         try:
             await asyncio.wait_for(self._pool.close(), 5)
         except TimeoutError:

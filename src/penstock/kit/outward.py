@@ -142,10 +142,11 @@ class Outward:
             raise Undelivered(Failure.URL, "must begin with https://: only https is allowed")
         if "@" in parts.netloc or parts.fragment or not is_host(host):
             raise Undelivered(Failure.URL, "must be https://host/path, without a user, a password or a fragment")
-        if (port or 443) not in self._ports:
+        port = 443 if port is None else port
+        if port not in self._ports:
             raise Undelivered(Failure.URL, f"port {port} is not allowed: {' and '.join(map(str, self._ports))} are")
         query = f"?{parts.query}" if parts.query else ""
-        return Target(host, port or 443, f"{parts.path or '/'}{query}")
+        return Target(host, port, f"{parts.path or '/'}{query}")
 
     async def _addresses(self, target: Target) -> Sequence[Address]:
         """Looked up once; if one of them is not public, none is used."""

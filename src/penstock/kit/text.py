@@ -6,7 +6,12 @@ from typing import Final
 #: Control characters of both sets, line and paragraph separators, and everything that changes the writing direction.
 _UNSAFE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER: Final = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
+
+
+class Figure(str):
+    """A number as text. We made it ourselves, so that no spreadsheet needs to be protected from it."""
+
+    __slots__ = ()
 
 
 def clean(text: str) -> str:
@@ -20,9 +25,11 @@ def _spelt(match: re.Match[str]) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula. A number is none, whatever its sign."""
-    formula = text.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
-    return clean("'" + text if formula else text)
+    """A cell that no spreadsheet takes for a formula. A figure is none, whatever its sign; a name that looks like one
+    may be."""
+    if isinstance(text, Figure):
+        return text
+    return clean("'" + text if text.startswith(_FORMULA) else text)
 
 
 def dollars(microusd: int) -> str:
@@ -31,8 +38,8 @@ def dollars(microusd: int) -> str:
     return f"{sign}${decimal(abs(microusd))}"
 
 
-def decimal(microusd: int) -> str:
+def decimal(microusd: int) -> Figure:
     """The same as a bare number: two decimals, or as many as it takes to be exact."""
     whole, rest = divmod(abs(microusd), 1_000_000)
     cents = f"{rest:06d}".rstrip("0")
-    return f"{'-' if microusd < 0 else ''}{whole}.{cents:0<2}"
+    return Figure(f"{'-' if microusd < 0 else ''}{whole}.{cents:0<2}")

@@ -113,7 +113,7 @@ class Webhooks:
     async def send_test(self, tx: Tx, caller: Caller, webhook_id: str) -> Delivery:
         """An event for this webhook alone, sent at once."""
         caller.require("webhooks.write")
-        webhook = await self._find_active(tx, caller, webhook_id)
+        webhook = await self._find_active(tx, caller, webhook_id, lock=True)
         if await deliveries.count_waiting(tx, webhook.id, TEST_TYPE) >= TESTS_MAX:
             raise TooManyTests(f"{TESTS_MAX} test events still wait to be delivered")
         # An aggregate of its own: it waits for nothing.
@@ -133,7 +133,8 @@ class Webhooks:
     async def retry(self, tx: Tx, caller: Caller, webhook_id: str, delivery_id: str) -> Delivery:
         """Send it again now, whether it failed, waits for its next try, or was delivered."""
         caller.require("webhooks.write")
-        webhook = await self._find_active(tx, caller, webhook_id)
+        # The delivery's row before the webhook's, as whoever settles it takes them.
+        webhook = await self._find_active(tx, caller, webhook_id, lock=False)
         found = await deliveries.again(tx, webhook.id, delivery_id, give_up_s=self.patience.give_up_s)
         if found is None:
             raise NotFound("no delivery with this id")
@@ -141,8 +142,8 @@ class Webhooks:
         await audit.record(tx, caller.actor, "webhooks.retry", webhook.id, detail={"delivery_id": delivery_id})
         return found
 
-    async def _find_active(self, tx: Tx, caller: Caller, webhook_id: str) -> Webhook:
-        webhook = await _find(tx, caller, webhook_id, lock=True)
+    async def _find_active(self, tx: Tx, caller: Caller, webhook_id: str, *, lock: bool) -> Webhook:
+        webhook = await _find(tx, caller, webhook_id, lock=lock)
         if webhook.state is not WebhookState.ACTIVE:
             raise WebhookPaused("the webhook is paused: enable it first")
         return webhook

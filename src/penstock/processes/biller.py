@@ -72,11 +72,12 @@ class Meter:
     standings: Standings
 
     async def run(self) -> None:
-        """Until time is charged as far as it has passed."""
-        await self.metering.sweep()
+        """Until time is charged as far as it has passed. Facts are charged with the window in which they are taken in, so
+        they may come last, where they hold nothing up."""
         charged = await self._step()
         if charged:
             await self.standings.sweep()
+        await self.metering.sweep()
 
     async def _step(self) -> bool:
         charged = False

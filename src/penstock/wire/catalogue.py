@@ -124,12 +124,12 @@ class UsageFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     key: Annotated[str, Meta(min_length=1, max_length=200)]
     meter: Annotated[str, Meta(min_length=1, max_length=63)]
-    quantity: Annotated[int, Meta(ge=0, le=1 << 53)]
-    resource_kind: Annotated[str, Meta(min_length=1, max_length=63)]
+    quantity: Annotated[int, Meta(ge=0, le=10**15)]
+    resource_kind: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,62}$")]
     resource_id: Annotated[str, Meta(min_length=1, max_length=200)]
-    occurred_at: datetime
-    key_id: str | None = None
-    labels: dict[str, str] = {}
+    occurred_at: Annotated[datetime, Meta(tz=True)]
+    key_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,64}$")] | None = None
+    labels: Annotated[dict[str, str], Meta(max_length=64)] = {}
     leased: bool = False
 
 

@@ -1,5 +1,6 @@
 """The ledger over HTTP: documents as people download them, ids with slashes, one effect per key."""
 
+import asyncio
 import csv
 import io
 
@@ -8,6 +9,7 @@ import pytest
 from integration.billing.stage import HOUR, T0, Stage
 from penstock.billing.store import accrual
 from penstock.kit import db
+from penstock.sdk.client import Client
 
 from .conftest import Api, People
 
@@ -62,6 +64,29 @@ async def test_a_transfer_is_found_by_its_id_with_slashes(api: Api, people: Peop
         answer = await api.call("GET", f"/billing/transfers/{transfer_id}")
         assert (answer.status, answer.json["kind"]) == (200, kind)
         assert (await api.call("GET", f"/billing/transfers/{transfer_id}", key=people.stranger.key)).status == 404
+
+
+@pytest.mark.usefixtures("used")
+async def test_the_client_reads_what_the_server_writes(api: Api) -> None:
+    def ask() -> None:
+        with Client(f"http://127.0.0.1:{api.port}", api.admin_key) as client:
+            found = client.billing.statement()
+            assert len(found.items) >= 61
+            assert found.closing == found.items[-1].after
+            assert len(client.billing.statement(limit=3).items) == 3
+            costs = client.billing.usage(group_by="sku", from_day="2026-01-01", to_day="2026-01-31")
+            assert (costs.total_microusd, [cost.group for cost in costs.items]) == (3_490_000, ["g1.1"])
+            assert client.billing.transfer(WELCOME).kind == "grant"
+            assert [invoice.month for invoice in client.billing.invoices()] == ["2026-01"]
+            assert client.billing.invoice_page("2026-01").startswith(b"<!doctype html>")
+            made = client.billing.set_price("tokens.out", price_microusd=200_000, per=1_000_000)
+            assert client.billing.set_terms("org_default", credit_limit_microusd=5).credit_limit_microusd == 5
+            assert list(client.billing.price_history("tokens.out")) == [made]
+            assert client.billing.balance().credit_limit_microusd == 5
+            client.billing.set_terms("org_default", credit_limit_microusd=0)
+            assert client.billing.verify(from_day="2026-01-01", to_day="2026-01-31").holds
+
+    await asyncio.to_thread(ask)
 
 
 async def test_a_grant_happens_once_for_its_key(api: Api) -> None:

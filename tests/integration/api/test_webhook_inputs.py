@@ -164,7 +164,13 @@ async def _(api: Api, people: People, _: Stage) -> None:
 
 @row("webhook-35")
 async def _(api: Api, people: People, _: Stage) -> None:
-    urls = ("https://8.8.8.8:22/", "https://8.8.8.8:6379/", "https://8.8.8.8:80/", "https://8.8.8.8:8080/")
+    urls = (
+        "https://8.8.8.8:22/",
+        "https://8.8.8.8:6379/",
+        "https://8.8.8.8:80/",
+        "https://8.8.8.8:8080/",
+        "https://8.8.8.8:0/",
+    )
     await refused(api, people, *urls, says="not allowed: 443 and 8443 are")
 
 

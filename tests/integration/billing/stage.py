@@ -111,10 +111,10 @@ class Stage:
             await self.post(Kind.GRANT, organisation_id, granted)
         return organisation_id
 
-    async def post(self, kind: Kind, organisation_id: str, amount: int, *, id: str = "") -> bool:
+    async def post(self, kind: Kind, organisation_id: str, amount: int, *, key: str = "") -> bool:
         """A payment, a refund or a grant."""
         async with self.db.transaction() as tx:
-            return await ledger.post(tx, transfer(kind, organisation_id, amount, id=id))
+            return await ledger.post(tx, transfer(kind, organisation_id, amount, key=key))
 
     async def start(
         self,
@@ -132,9 +132,7 @@ class Stage:
                 return await self.start(at, org=org, price=price, end=end, purpose=purpose, tx=own)
         allocation_id = new_id("alc")
         await tx.execute(_ALLOCATION, allocation_id, f"prj_{org}", org, purpose, None, price, at, end)
-        paid = await tx.fetchval(
-            "select price_microusd_per_hour from compute.allocations where id = $1", allocation_id
-        )
+        paid = await tx.fetchval("select price_microusd_per_hour from compute.allocations where id = $1", allocation_id)
         self.runs[allocation_id] = Run(allocation_id, org, paid, at, end)
         return self.runs[allocation_id]
 
@@ -216,13 +214,13 @@ async def turn(tx: Tx, now: datetime, window: timedelta) -> Accrued | None:
     return progress and await Accrue(Settlement(), window).until(tx, progress.accrued_until, now)
 
 
-def transfer(kind: Kind, organisation_id: str, amount: int, *, id: str = "", corrects: str | None = None) -> Transfer:
+def transfer(kind: Kind, organisation_id: str, amount: int, *, key: str = "", corrects: str | None = None) -> Transfer:
     """Money that comes to an organisation; a refund's goes."""
     account = Account.CREDIT if kind is Kind.GRANT else Account.BALANCE
     source = {Kind.GRANT: PROMOTIONS, Kind.CORRECTION: REVENUE}.get(kind, CLEARING)
     signed = -amount if kind is Kind.REFUND else amount
     return Transfer(
-        id=id or f"{kind}/{new_id('tst')}",
+        id=key or f"{kind}/{new_id('tst')}",
         kind=kind,
         organisation_id=organisation_id,
         entries={account.of(organisation_id): signed, source: -signed},

@@ -85,10 +85,9 @@ async def test_a_budget_waits_for_the_run_of_the_meter_that_does_not_know_it(sta
     async with stage.db.transaction() as tx:
         assert await turn(tx, T0 + 10 * MINUTE, MINUTE)
         making = asyncio.create_task(treasury.set(10**9, period=Period.DAILY, at=T0 + 10 * MINUTE))
-        for _ in range(500):
-            if await stage.value("select exists (select 1 from pg_stat_activity where wait_event_type = 'Lock')"):
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while not await treasury.rows("select 1 from pg_stat_activity where wait_event_type = 'Lock'"):
+                await asyncio.sleep(0.01)
         assert not making.done()
     budget = await making
     assert await treasury.figures(budget, at=T0 + 10 * MINUTE) == (PRICE // 6, 0)
@@ -309,3 +308,16 @@ async def test_a_create_needs_room_for_the_minimum_of_all_that_was_asked_for(
     else:
         with pytest.raises(BudgetExhausted, match="does not last for 10 minutes"):
             await check()
+
+
+async def test_the_biller_sweeps_and_looks_by_the_clock_of_the_database(treasury: Treasury, watch: BudgetWatch) -> None:
+    budget = await treasury.set(100)
+    await treasury.settle(await treasury.lease(100, needed=90, ttl_s=600), 90)
+    await treasury.lease(5, ttl_s=0.001)
+    async with asyncio.timeout(30):
+        while await treasury.rows("select 1 from billing.leases"):
+            await watch.sweep()
+    await watch.evaluate()
+    await watch.evaluate()
+    assert await treasury.facts(budget) == ["billing.budget_warning"]
+    assert await treasury.figures(budget) == (90, 0)

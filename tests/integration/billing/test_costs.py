@@ -41,7 +41,7 @@ async def test_the_forecast_counts_what_runs_and_todays_average_of_the_rest(stag
     assert found.balance_microusd == 100_000_000
     assert found.burn_microusd_per_hour == 6_000_000
     passed_h = max((found.at - found.at.replace(hour=0, minute=0, second=0, microsecond=0)) / HOUR, 1)
-    if minute.date() == found.at.date():  # the metered usage is today's, unless midnight has just passed
+    if (minute - MINUTE).date() == found.at.date():  # the usage is today's, unless midnight has just passed
         assert found.metered_microusd_per_hour == pytest.approx(3_000_000 / passed_h, abs=1)
     rate = found.burn_microusd_per_hour + found.metered_microusd_per_hour
     assert found.lasts_s == pytest.approx(found.available_microusd * 3600 / rate)

@@ -1,13 +1,14 @@
 """No create without funds: for itself and for everything that was asked for before it."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from integration.billing.stage import Stage
 from integration.compute.stage import NoSecrets, World, someone
 from penstock.billing.errors import InsufficientFunds
-from penstock.billing.model import Terms
+from penstock.billing.model import Kind, Terms
 from penstock.billing.service.funds import Funds
 from penstock.compute.service.create import Create
 from penstock.wire.rest import AllocationCreate
@@ -52,6 +53,18 @@ async def test_a_credit_limit_counts_as_funds(stage: Stage) -> None:
         await tx.execute("update billing.customers set credit_limit_microusd = 3490000")
     assert await _create(world)
     assert not await _tried(world)
+
+
+async def test_time_that_is_not_charged_yet_is_no_funds(stage: Stage) -> None:
+    world = World(stage.db)
+    await world.add_node(2)
+    await stage.customer("org_default", paid=2 * 3_490_000)
+    now = datetime.now(UTC)
+    await stage.begin(now - timedelta(hours=2))
+    await stage.start(now - timedelta(hours=2), org="org_default", price=3_490_000, end=now - timedelta(minutes=59))
+    assert not await _tried(world)
+    await stage.post(Kind.PAYMENT, "org_default", 3_490_000)
+    assert await _create(world)
 
 
 async def test_what_costs_nothing_needs_nothing(stage: Stage) -> None:

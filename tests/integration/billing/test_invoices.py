@@ -125,6 +125,21 @@ async def test_what_the_meter_and_operators_gave_back_is_on_it(stage: Stage) -> 
     assert (later.total_microusd, later.corrections, later.movements) == (found.usage_microusd, [], [])
 
 
+async def test_a_month_with_nothing_but_a_correction_has_an_invoice(stage: Stage) -> None:
+    await stage.customer(paid=10_000_000)
+    await stage.start(T0, end=T0 + MINUTE)
+    await stage.accrue(T0 + 2 * MINUTE)
+    wanted = rest.CorrectionCreate(transfer_id="usage/org_a/2026-01-05T10:00:00Z", amount_microusd=1_001, memo="slow")
+    async with stage.db.transaction() as tx:
+        await adjust.correct(tx, OPERATOR, wanted)
+    await posted(stage, T0 + timedelta(days=31))
+    found = await invoice_of(stage, "2026-02")
+    assert (found.lines, found.usage_microusd, found.total_microusd) == ([], 0, -1_001)
+    async with stage.db.read() as conn:
+        listed = await invoices.listed(conn, OWNER, PageQuery())
+    assert [each.month for each in listed.items] == ["2026-02", "2026-01"]
+
+
 async def test_there_is_no_invoice_of_other_months_or_for_others(stage: Stage) -> None:
     await stage.customer(paid=10_000_000)
     await stage.start(T0, end=T0 + HOUR)

@@ -174,6 +174,26 @@ async def test_a_new_budget_counts_what_leases_spent_before_it(treasury: Treasur
     assert await treasury.figures(others, at=T + SECOND) == (0, 0)
 
 
+async def test_a_new_budget_waits_for_leases_that_are_being_made_and_settled(treasury: Treasury) -> None:
+    await treasury.set(10_000, key=KEY)
+    settling = await treasury.lease(100, key=KEY)
+    assert settling is not None
+    async with treasury.db.transaction() as tx:
+        made = await treasury.budgets.reserve(
+            tx, project_id=PROJECT, key_id=KEY, amount_microusd=70, holder="gateway-2", ttl_s=60
+        )
+        await treasury.budgets.settle(tx, settling.id, 30)
+        making = asyncio.create_task(treasury.set(10_000))
+        async with asyncio.timeout(30):
+            while not await treasury.rows("select 1 from pg_stat_activity where wait_event_type = 'Lock'"):
+                await asyncio.sleep(0.01)
+        assert not making.done()
+    budget = await making
+    assert await treasury.figures(budget) == (30, 70)
+    await treasury.settle(made, 70)
+    assert await treasury.figures(budget) == (100, 0)
+
+
 @pytest.mark.parametrize(
     ("amount", "needed", "ttl_s", "field"),
     [(0, 1, 5, "amount_microusd"), (5, 0, 5, "needed_microusd"), (5, 6, 5, "needed_microusd"), (5, 1, 0, "ttl_s")],

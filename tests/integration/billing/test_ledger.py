@@ -83,7 +83,7 @@ async def test_an_entry_without_a_transfer_is_refused(stage: Stage) -> None:
 
 async def test_every_transfer_of_a_statement_is_looked_at(stage: Stage) -> None:
     await stage.customer()
-    with pytest.raises(asyncpg.CheckViolationError, match="transfer (one|other)"):
+    with pytest.raises(asyncpg.CheckViolationError, match=r"transfer (one|other)"):
         await stage.rows(
             "with t as (insert into billing.transfers (id, kind, organisation_id)"
             " values ('one', 'grant', 'org_a'), ('other', 'grant', 'org_a') returning id)"
@@ -153,14 +153,14 @@ async def test_an_ordinary_owner_can_add_and_has_no_permission_to_change(owned: 
 
 async def test_the_same_id_is_one_transfer(stage: Stage) -> None:
     await stage.customer()
-    assert await stage.post(Kind.PAYMENT, "org_a", 70, id="payment/1")
-    assert not await stage.post(Kind.PAYMENT, "org_a", 70, id="payment/1")
+    assert await stage.post(Kind.PAYMENT, "org_a", 70, key="payment/1")
+    assert not await stage.post(Kind.PAYMENT, "org_a", 70, key="payment/1")
     assert await stage.balance() == 70
 
 
 async def test_racers_with_one_id_post_one_transfer(stage: Stage) -> None:
     await stage.customer()
-    done = await asyncio.gather(*(stage.post(Kind.PAYMENT, "org_a", 70, id="payment/1") for _ in range(10)))
+    done = await asyncio.gather(*(stage.post(Kind.PAYMENT, "org_a", 70, key="payment/1") for _ in range(10)))
     assert sorted(done) == [False] * 9 + [True]
     assert await stage.balance() == 70
     assert await stage.value("select count(*) from billing.entries") == 2
@@ -217,7 +217,10 @@ async def test_entries_of_transactions_that_commit_after_a_checkpoint_are_neithe
             await stage.post(Kind.PAYMENT, "org_a", 1_000)
             await _checkpoint(stage)
             assert await stage.balance() == 1_101
-            assert await stage.value("select balance_microusd from billing.checkpoints where account_id = $1", BALANCE) == 1
+            assert (
+                await stage.value("select balance_microusd from billing.checkpoints where account_id = $1", BALANCE)
+                == 1
+            )
     for _ in range(2):
         assert await stage.balance() == 1_111
         await _checkpoint(stage)
@@ -284,5 +287,5 @@ async def test_an_amount_that_would_overflow_is_refused_whole(stage: Stage) -> N
 async def _overflow(stage: Stage) -> None:
     async with stage.db.transaction() as tx:
         for number in (1, 2):
-            await ledger.post(tx, transfer(Kind.PAYMENT, "org_a", 2**62, id=f"again/{number}"))
+            await ledger.post(tx, transfer(Kind.PAYMENT, "org_a", 2**62, key=f"again/{number}"))
         await ledger.balance(tx, BALANCE)

@@ -85,14 +85,31 @@ async def test_what_cannot_be_rated_is_kept_with_the_reason_and_holds_nothing_up
     await _use(stage, "unknown", meter="smoke")
     await _use(stage, "negative", quantity=-1)
     await _use(stage, "huge", quantity=1 << 60)
+    await _use(stage, "dear", quantity=10**15 - 1)
+    await _use(stage, "timeless", occurred_at="2026-01-05T10:00:00")
+    await _use(stage, "long", key_id="k" * 3000)
+    await _use(stage, "crooked", resource_kind="deployment/dep_1")
     await _use(stage, "nobody", org=None)
     await _use(stage, "good")
     await Metering(stage.db).sweep()
     found = await _states(stage)
     assert found["good"] == ("pending", "")
     assert found["early"] == ("refused", "meter tokens had no price then")
+    assert found["dear"] == ("refused", "it would cost $199999999.999999: more than $1000000.00 at once")
     assert found["unknown"] == ("refused", "meter smoke had no price then")
-    assert sorted(state for state, _ in found.values()) == ["pending"] + ["refused"] * 5
+    assert sorted(state for state, _ in found.values()) == ["pending"] + ["refused"] * 9
+
+
+async def test_the_dearest_use_of_all_can_be_charged(stage: Stage) -> None:
+    await _price(stage, price=10**12, per=1, at=datetime.now(UTC) - timedelta(hours=1))
+    begun = datetime.now(UTC).replace(microsecond=0)
+    await _use(stage, "most", quantity=1)
+    await _use(stage, "too-much", quantity=2)
+    await Metering(stage.db).sweep()
+    await stage.begin(begun)
+    await stage.accrue(begun + timedelta(minutes=2))
+    assert await stage.balance() == -(10**12)
+    assert (await _states(stage))["too-much"][0] == "refused"
 
 
 async def test_a_fact_that_commits_late_is_not_passed_by(stage: Stage) -> None:

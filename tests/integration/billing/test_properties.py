@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import uvloop
-from hypothesis import HealthCheck, Verbosity, seed, settings
+from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from integration.billing.meter_machine import MeterMachine
@@ -35,8 +35,11 @@ def _prove(database_url: str, examples: int) -> dict[str, int]:
                     deadline=None,
                     database=None,
                     print_blob=True,
-                    verbosity=Verbosity.normal,
-                    suppress_health_check=list(HealthCheck),
+                    suppress_health_check=[
+                        HealthCheck.too_slow,
+                        HealthCheck.data_too_large,
+                        HealthCheck.filter_too_much,
+                    ],
                 ),
             )
         finally:
@@ -60,6 +63,13 @@ def _was_worth_it(seen: dict[str, int], examples: int) -> None:
     """Sequences without a crash in a run, a correction or a clock that went back would prove little."""
     print(dict(seen))
     assert seen["sequences"] >= examples * 0.9, seen
-    at_least = {"runs": 1.0, "crashed": 0.2, "crashed_at_the_end": 0.05, "corrections": 0.1, "checkpoints": 0.2, "back": 0.1}
+    at_least = {
+        "runs": 1.0,
+        "crashed": 0.2,
+        "crashed_at_the_end": 0.05,
+        "corrections": 0.1,
+        "checkpoints": 0.2,
+        "back": 0.1,
+    }
     short = {what: seen[what] for what, share in at_least.items() if seen[what] < share * examples}
     assert not short, seen

@@ -52,7 +52,7 @@ async def test_depletion_with_three_allocations_is_one_event_and_three_releases(
     await stage.customer(paid=10_000_000)
     await stage.customer("org_b", paid=10_000_000)
     await _standings(stage).sweep()
-    mine = [await stage.start(now - timedelta(seconds=30), price=100_000_000) for _ in range(3)]
+    mine = [await stage.start(now - timedelta(minutes=3), price=100_000_000) for _ in range(3)]
     other = await stage.start(now, org="org_b", price=3_490_000)
     # In the middle of a window: nothing is charged yet, and three allocations have used up more than there is.
     await stage.begin(now - timedelta(minutes=3))
@@ -77,7 +77,7 @@ async def test_a_top_up_makes_healthy_again_and_resurrects_nothing(stage: Stage,
     await stage.customer(paid=1_000_000)
     standings = _standings(stage)
     await standings.sweep()
-    run = await stage.start(now, price=100_000_000)
+    run = await stage.start(now - timedelta(minutes=1), price=100_000_000)
     await stage.begin(now - timedelta(minutes=1))
     await standings.sweep()
     assert await _state(stage) == State.DEPLETED
@@ -89,6 +89,54 @@ async def test_a_top_up_makes_healthy_again_and_resurrects_nothing(stage: Stage,
     await standings.sweep()
     assert await stage.value("select state from compute.allocations where id = $1", run.id) == "releasing"
     assert (await _facts(stage)).count("billing.balance_recovered") == 2
+
+
+async def test_time_before_an_activation_costs_nothing_however_long_no_biller_ran(stage: Stage, now: datetime) -> None:
+    await stage.customer(paid=10_000_000)
+    await _standings(stage).sweep()
+    await stage.start(now, price=20_000_000)
+    await stage.begin(now - timedelta(hours=10))
+    await _standings(stage).sweep_burning()
+    assert await _state(stage) == State.HEALTHY
+    assert await stage.value("select count(*) from billing.release_requests") == 0
+
+
+async def test_what_ended_and_is_not_charged_yet_is_spent(stage: Stage, now: datetime) -> None:
+    await stage.customer(paid=10_000_000)
+    await _standings(stage).sweep()
+    await stage.start(now - timedelta(hours=1), price=11_000_000, end=now)
+    await stage.begin(now - timedelta(hours=1))
+    await _standings(stage).sweep()
+    assert await _state(stage) == State.DEPLETED
+
+
+async def test_what_is_created_after_a_top_up_is_spared_by_the_request_from_before_it(
+    stage: Stage, now: datetime
+) -> None:
+    await stage.customer(paid=1_000_000)
+    await _standings(stage).sweep()
+    old = await stage.start(now - timedelta(minutes=1), price=100_000_000)
+    await stage.begin(now - timedelta(minutes=1))
+    await _standings(stage).sweep()
+    await stage.post(Kind.PAYMENT, "org_a", 500_000_000)
+    new = await stage.start(datetime.now(UTC), price=3_490_000)
+    await _sweep_releases(stage)
+    states = await stage.rows("select id, state from compute.allocations")
+    assert {row["id"]: row["state"] for row in states} == {old.id: "releasing", new.id: "active"}
+
+
+async def test_a_request_for_more_than_one_batch_is_carried_out_completely(
+    stage: Stage, now: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.flows.releases.BATCH", 2)
+    await stage.customer(paid=1)
+    for _ in range(5):
+        await stage.start(now, price=100_000_000)
+    await _standings(stage).sweep_burning()
+    await asyncio.gather(*(_sweep_releases(stage) for _ in range(3)))
+    assert await stage.value("select count(*) from compute.allocations where state = 'releasing'") == 5
+    assert await stage.value("select count(*) from billing.release_requests where done_at is null") == 0
+    assert (await _facts(stage)).count("provisioning.releasing.requested") == 5
 
 
 async def test_what_runs_on_a_balance_that_was_never_there_is_released_too(stage: Stage, now: datetime) -> None:

@@ -65,6 +65,20 @@ async def test_pages_of_a_statement_go_on_where_the_last_ended(stage: Stage) -> 
     assert lines == whole.items
 
 
+async def test_what_is_posted_while_somebody_reads_is_on_no_later_page(stage: Stage) -> None:
+    await history(stage)
+    whole = await statement_of(stage)
+    page = await statement_of(stage, limit=3)
+    lines = list(page.items)
+    await stage.post(Kind.REFUND, "org_a", 5, id="refund/meanwhile")
+    while page.next_cursor is not None:
+        page = await statement_of(stage, limit=3, cursor=page.next_cursor)
+        lines += page.items
+    assert lines == whole.items
+    assert lines[-1].after == page.closing
+    assert (await statement_of(stage)).items[-1].transfer_id == "refund/meanwhile"
+
+
 async def test_days_before_and_after_show_what_there_was(stage: Stage) -> None:
     await history(stage)
     whole = lately()

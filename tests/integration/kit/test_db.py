@@ -1,6 +1,8 @@
 """Connections are never lost: whatever happens to them, to Postgres or to their users."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -88,3 +90,21 @@ async def test_session_locks_do_not_outlive_a_use_that_failed(few: Database) -> 
             await conn.execute("select pg_advisory_lock(1, 2); select 1 / 0")
     async with few.read() as conn:
         assert await conn.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+
+
+async def test_a_server_that_fell_silent_is_not_waited_for(
+    few: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped, as a machine that is gone: its connections stand, and nothing comes over them."""
+    monkeypatch.setattr(db, "_CLEAN_S", 0.2)
+    async with few.read() as conn:
+        pid = await conn.fetchval("select pg_backend_pid()")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(10):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2), few.read() as conn:
+                    await conn.fetchval("select 1")
+            await all_work(few)
+    finally:
+        os.kill(pid, signal.SIGCONT)

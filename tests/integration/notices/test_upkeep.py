@@ -1,10 +1,12 @@
 """What ends, what goes, what is told to the owner, and how secrets move to a new master key."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.notices import service
 from penstock.notices.model import DeliveryState, WebhookState
+from penstock.notices.store import spread
 from penstock.notices.upkeep import rewrap
 from penstock.secrets import keyring
 from webhook_receiver import EAGER, PROJECT, Stage, caller
@@ -108,3 +110,22 @@ async def test_secrets_move_to_a_new_master_key_and_sign_as_before(stage: Stage,
     await stage.spread()
     await stage.drain()
     assert stage.receiver.seen[-1].signed_by(secret)
+
+
+async def test_a_first_webhook_after_a_long_silence_does_not_make_the_log_be_read_again(stage: Stage) -> None:
+    await stage.sql(
+        "insert into kit.outbox (event_id, type, aggregate_id, version, organisation_id, project_id, correlation_id,"
+        " payload) select 'evt_old' || n, 'provisioning.active', 'alc_old' || n, 1, 'org_default', $1, 'cor', '{}'"
+        " from generate_series(1, 20000) n",
+        PROJECT,
+    )
+    await stage.sql("analyze kit.outbox")
+    await stage.webhook()
+    async with stage.db.read() as conn:
+        start = await spread.start(conn)
+        assert start is not None
+        for statement, more in ((spread.NEWS, ()), (spread.BATCH, (1000,))):
+            told = await conn.fetchval(f"explain (analyze, buffers, format json) {statement}", *start, *more)
+            [plan] = json.loads(told) if isinstance(told, str) else told
+            read = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+            assert read <= 20, plan

@@ -1,7 +1,7 @@
 """What a balance means, and that it falls one step at a time."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import pairwise, product
 
 import pytest
@@ -32,6 +32,7 @@ STANDING = Standing(
     holds_microusd=0,
     credit_limit_microusd=0,
     burn_microusd_per_hour=0,
+    unbilled_microusd=0,
     accrued_until=NOW,
     now=NOW,
 )
@@ -79,7 +80,7 @@ def test_the_state_follows_from_what_is_there_and_how_long_it_lasts(change: dict
 
 
 def test_time_that_is_not_charged_yet_counts_as_spent() -> None:
-    spending = replace(STANDING, burn_microusd_per_hour=200_000_000, now=NOW + timedelta(minutes=30))
+    spending = replace(STANDING, burn_microusd_per_hour=200_000_000, unbilled_microusd=100_000_000)
     assert spending.available_microusd == 0
     assert judge(spending, TERMS) is State.DEPLETED
 

@@ -1,7 +1,7 @@
 """The meter: charges every window that has ended, to everybody, once.
 
-Any number of billers may run. The one whose turn it is locks the row of progress, and charges at most `WINDOWS_MAX`
-windows in one transaction: after a long absence it catches up step by step. Database time decides.
+Any number of billers may run. The one whose turn it is locks the row of progress, and charges in one transaction no more
+windows than make about `USES_MAX` usage rows: after a long absence it catches up step by step. Database time decides.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,8 @@ from penstock.billing.store.accrual import Excess
 from penstock.kit.db import Database, Tx
 
 WINDOWS_MAX: Final = 60
+#: A minute's work or so: a step that took longer than a command may would never end.
+USES_MAX: Final = 2_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -45,7 +47,7 @@ class Accrue:
         if now < since + self.window:
             return None
         ended = _begin(now, self.window)
-        until = min(ended, _begin(since, self.window) + WINDOWS_MAX * self.window)
+        until = min(ended, _begin(since, self.window) + await _windows_max(tx) * self.window)
         await accrual.open_payers(tx)
         for owed in await accrual.excess(tx, run_at=until):
             await _give_back(tx, owed, until)
@@ -71,6 +73,11 @@ async def _give_back(tx: Tx, owed: Excess, run_at: datetime) -> None:
         amount_microusd=owed.amount_microusd,
         memo="charged beyond the end",
     )
+
+
+async def _windows_max(tx: Tx) -> int:
+    """How many windows are charged at once: the more allocations, the fewer."""
+    return min(max(USES_MAX // max(await accrual.metered(tx), 1), 1), WINDOWS_MAX)
 
 
 def _begin(at: datetime, window: timedelta) -> datetime:

@@ -57,6 +57,7 @@ async def _nothing(conn: Reader, organisation_id: str) -> Standing:
         holds_microusd=0,
         credit_limit_microusd=0,
         burn_microusd_per_hour=0,
+        unbilled_microusd=0,
         accrued_until=await costs.accrued_until(conn),
         now=await conn.fetchval("select clock_timestamp()"),
     )

@@ -11,12 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from penstock.billing import metrics
-from penstock.billing.model import Price, Use
+from penstock.billing.model import AMOUNT_MAX_MICROUSD, Price, Use, rated
 from penstock.billing.store import metering
 from penstock.kit import outbox
 from penstock.kit.db import Database, Tx
 from penstock.kit.outbox import Past
 from penstock.kit.telemetry import logger
+from penstock.kit.text import dollars
 from penstock.wire.catalogue import UsageFact
 
 _log = logger(__name__)
@@ -86,12 +87,18 @@ def _unreadable(fact: Past) -> Use:
 
 
 def _price(use: Use, wrong: str, prices: Mapping[str, Sequence[Price]]) -> tuple[Price | None, str]:
-    """The price at the time of the use."""
+    """The price at the time of the use. What no sum of 64 bits could hold is no use but an error: one such row would
+    stop the meter for everybody."""
     if wrong:
         return None, wrong
     in_force = (price for price in prices.get(use.meter, ()) if price.effective_at <= use.occurred_at)
     price = next(in_force, None)
-    return price, "" if price else f"meter {use.meter} had no price then"
+    if price is None:
+        return None, f"meter {use.meter} had no price then"
+    cost = rated(use.quantity, price_microusd=price.price_microusd, per=price.per)
+    if cost > AMOUNT_MAX_MICROUSD:
+        return None, f"it would cost {dollars(cost)}: more than {dollars(AMOUNT_MAX_MICROUSD)} at once"
+    return price, ""
 
 
 def _series_id(use: Use, price: Price) -> str:

@@ -32,11 +32,12 @@ _METERED: Final = """
 """
 
 #: $1 until when, $2 the length of a window, $3 until when all was charged before. A window that is begun twice, because
-#: its length was changed, begins the second time where the first left off. Who became a payer after accounts were opened
-#: waits for the next run, and so does an end that came after the statement below and lies before what was charged.
+#: its length was changed, begins the second time where the first left off. Who became a payer after accounts were
+#: opened waits for the next run, and so does an end that came after `_EXCESS` and lies before what was charged.
 _ACCRUE: Final = f"""
     with metered as materialized (
-        {_METERED} where b.active_at < $1::timestamptz and b.organisation_id in (select organisation_id from billing.customers)
+        {_METERED} where b.active_at < $1::timestamptz
+            and b.organisation_id in (select organisation_id from billing.customers)
     ), opened as (
         insert into billing.series (id, organisation_id, project_id, key_id, resource_kind, resource_id, meter, detail,
             labels, price_microusd, per)
@@ -121,15 +122,21 @@ _ACCRUE: Final = f"""
         array(select series_id from metered where ended_at <= $1 and (since <= ended_at or since = active_at)) as ended
 """  # noqa: S608
 
-#: Windows that were charged beyond what turned out to be the end, each with what is given back of it.
+#: Windows that were charged beyond what turned out to be the end, each with what is given back of it, once. They are looked
+#: up for each allocation that has such (`offset 0`): a join would be planned as a scan of all that was ever used.
 _EXCESS: Final = f"""
     with metered as ({_METERED} where b.billing_ended_at is not null), excess as materialized (
         select m.series_id, m.organisation_id, m.project_id, m.key_id, m.ended_at, u.window_start,
             u.run_at as charged_at, u.from_at, u.until_at, greatest(u.from_at, m.ended_at) as kept_until,
             m.price, m.active_at, u.amount_microusd as charged
-        from metered m join billing.usage u on u.series_id = m.series_id and u.nth = 0
-            and u.window_start > m.ended_at - interval '{WINDOW_MAX_S} seconds' and u.window_start < m.since
-        where m.since > m.ended_at and u.until_at > m.ended_at
+        from (select * from metered where since > ended_at offset 0) m cross join lateral (
+            select * from billing.usage charged
+            where series_id = m.series_id and nth = 0 and until_at > m.ended_at and window_start < m.since
+                and window_start > m.ended_at - interval '{WINDOW_MAX_S} seconds' and not exists (
+                    select 1 from billing.usage where window_start = charged.window_start
+                        and series_id = m.series_id and nth = 1)
+            offset 0
+        ) u
     ), rated as materialized (
         select *, -(extract(epoch from until_at - kept_until) * 1000000)::bigint as quantity,
             ({_TOTAL.format(at="kept_until", per=US_PER_HOUR)} - {_SINCE})::bigint - charged as amount
@@ -191,8 +198,13 @@ async def advance(tx: Tx, until: datetime) -> None:
     await tx.execute("update billing.progress set accrued_until = $1", until)
 
 
+async def metered(conn: Reader) -> int:
+    """How many allocations are on the meter."""
+    return await conn.fetchval("select count(*) from compute.billable")
+
+
 async def open_payers(tx: Tx) -> None:
-    """Accounts for whoever begins to owe something, and the turn to spend their credit: others wait for the commit."""
+    """Accounts for whoever begins to owe something."""
     await tx.execute(
         """
         with payers as (

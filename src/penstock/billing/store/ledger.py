@@ -103,8 +103,8 @@ async def take_checkpoints(tx: Tx, *, entries_min: int) -> int:
         ), taken as (
             insert into billing.checkpoints (account_id, cluster, tx, balance_microusd, entries)
             select id, cluster, tx, balance, entries from grown
-            on conflict (account_id) do update set cluster = excluded.cluster, tx = excluded.tx, balance_microusd = excluded.balance_microusd,
-                entries = excluded.entries, taken_at = clock_timestamp()
+            on conflict (account_id) do update set cluster = excluded.cluster, tx = excluded.tx,
+                balance_microusd = excluded.balance_microusd, entries = excluded.entries, taken_at = clock_timestamp()
             returning 1
         )
         select count(*) from taken

@@ -1,6 +1,7 @@
 """Requests to give back what runs."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from penstock.kit.db import Tx
 from penstock.kit.telemetry import correlation_id
@@ -16,6 +17,7 @@ class ReleaseRequest:
     key_id: str | None
     reason: str
     correlation_id: str
+    requested_at: datetime
 
 
 async def request(
@@ -45,8 +47,8 @@ async def is_open(tx: Tx, organisation_id: str) -> bool:
 async def take(tx: Tx) -> ReleaseRequest | None:
     """The oldest that is open and in nobody's hands, locked."""
     row = await tx.fetchrow(
-        "select id, organisation_id, project_id, key_id, reason, correlation_id from billing.release_requests"
-        " where done_at is null order by id limit 1 for update skip locked"
+        "select id, organisation_id, project_id, key_id, reason, correlation_id, requested_at"
+        " from billing.release_requests where done_at is null order by id limit 1 for update skip locked"
     )
     return ReleaseRequest(**dict(row)) if row else None
 

@@ -9,15 +9,18 @@ from penstock.kit.db import Reader, Row, Tx
 
 _STANDINGS: Final = """
     select c.organisation_id, c.state, c.version, c.credit_limit_microusd,
-        billing.balance_of(c.organisation_id || '/balance') as balance_microusd,
-        billing.balance_of(c.organisation_id || '/credit') as credit_microusd,
-        billing.balance_of(c.organisation_id || '/holds') as holds_microusd,
-        coalesce(burn.price, 0)::bigint as burn_microusd_per_hour, p.accrued_until, clock_timestamp() as now
+        balance.microusd as balance_microusd, credit.microusd as credit_microusd, holds.microusd as holds_microusd,
+        coalesce(burn.price, 0)::bigint as burn_microusd_per_hour,
+        coalesce(ceil(burn.cost), 0)::bigint as unbilled_microusd, p.accrued_until, clock_timestamp() as now
     from billing.progress p cross join billing.customers c
-    left join lateral (
-        select sum(b.price_microusd_per_hour) as price from compute.billable b
-        where b.organisation_id = c.organisation_id and b.billing_ended_at is null
-    ) burn on true
+    cross join lateral (
+        select sum(u.price_microusd_per_hour) filter (where u.billing_ended_at is null) as price,
+            sum(u.cost_microusd) as cost
+        from billing.unbilled u where u.organisation_id = c.organisation_id
+    ) burn
+    cross join lateral billing.balances(c.organisation_id || '/balance') balance
+    cross join lateral billing.balances(c.organisation_id || '/credit') credit
+    cross join lateral billing.balances(c.organisation_id || '/holds') holds
 """
 
 

@@ -9,10 +9,10 @@ from penstock.billing.budgetmodel import Budget
 from penstock.billing.store.budgets import as_budget
 from penstock.kit.db import Reader, Tx
 
-#: $1 the moment, $2 until when time is foreseen, $3 the budgets, none for all, $4 whether the moment is now: of a
+#: $1 the moment, $2 until when time is foreseen, $3 the budgets, if not all, $4 whether the moment is now: of a
 #: period that is over only its end is told. Warnings are given at four fifths.
 _JUDGE: Final = """
-    with looked as (
+    with looked as materialized (
         select b.*, p.warned_at, p.exhausted_at, p.held_microusd as held_before,
             case when $4 then coalesce(running.cost, 0)::bigint else b.held_microusd end as held,
             b.spent_microusd > 0 and b.spent_microusd >= b.limit_microusd as used_up,
@@ -34,7 +34,7 @@ _JUDGE: Final = """
             where a.organisation_id = b.organisation_id and a.project_id = b.project_id
                 and (b.key_id is null or a.key_id = b.key_id)
         ) running on $4 and b.action = 'reject'
-        where ($3::text[] is null or b.id = any($3)) and b.starts_at >= billing.period_start(b.period, b.created_at)
+        where {which} and b.starts_at >= billing.period_start(b.period, b.created_at)
     ), judged as (
         select l.*, coalesce(release, false) as asks,
             exhausted_at is null and (used_up or coalesce(release, false)) as exhausts,
@@ -44,6 +44,8 @@ _JUDGE: Final = """
     )
     select * from judged where asks or exhausts or warns or held <> coalesce(held_before, 0) order by id
 """
+_JUDGE_ALL: Final = _JUDGE.format(which="$3::text[] is null")
+_JUDGE_SOME: Final = _JUDGE.format(which="b.id = any($3::text[])")
 _MARK: Final = """
     insert into billing.budget_periods as p (budget_id, period_start, held_microusd, warned_at,
         exhausted_at, released_at)
@@ -85,7 +87,7 @@ async def judge(
     conn: Reader, *, at: datetime, foreseen: datetime, budget_ids: Sequence[str] | None, current: bool
 ) -> list[Verdict]:
     """What is to be told and done about these budgets, or all, in the period of a moment."""
-    rows = await conn.fetch(_JUDGE, at, foreseen, budget_ids, current)
+    rows = await conn.fetch(_JUDGE_ALL if budget_ids is None else _JUDGE_SOME, at, foreseen, budget_ids, current)
     return [
         Verdict(
             budget=as_budget(row),

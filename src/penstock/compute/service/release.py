@@ -52,13 +52,27 @@ class Release:
         found = await allocations.on_node(tx, node_id)
         for current in found:
             await self._leave(tx, actor, current, reason, ended_at=ended_at)
+        if ended_at is not None:
+            await allocations.end_billing(tx, node_id, ended_at)
         return len(found)
 
     async def payer(
-        self, tx: Tx, actor: Actor, organisation_id: str, reason: str, *, project_id: str | None, key_id: str | None
+        self,
+        tx: Tx,
+        actor: Actor,
+        organisation_id: str,
+        reason: str,
+        *,
+        project_id: str | None,
+        key_id: str | None,
+        created_until: datetime,
+        limit: int,
     ) -> int:
-        """Release everything that an organisation pays or waits for, or one of its projects, or one of their keys."""
-        found = await allocations.of_payer(tx, organisation_id, project_id=project_id, key_id=key_id)
+        """Release what an organisation pays or waits for, or one of its projects, or one of their keys; so many at once.
+        What was created later stays."""
+        found = await allocations.of_payer(
+            tx, organisation_id, project_id=project_id, key_id=key_id, created_until=created_until, limit=limit
+        )
         for current in found:
             await self._leave(tx, actor, current, reason)
         return len(found)

@@ -301,7 +301,7 @@ async def on_node(tx: Tx, node_id: str) -> list[Allocation]:
 
 
 async def of_payer(
-    tx: Tx, organisation_id: str, *, project_id: str | None = None, key_id: str | None = None
+    tx: Tx, organisation_id: str, *, project_id: str | None, key_id: str | None, created_until: datetime, limit: int
 ) -> list[Allocation]:
     """What an organisation, one of its projects or one of their keys pays for or waits for, locked."""
     rows = await tx.fetch(
@@ -309,19 +309,43 @@ async def of_payer(
         select {_COLUMNS} from compute.allocations
         where organisation_id = $1 and not settled and purpose <> 'stock' and ended_at is null
             and state in ('requested', 'provisioning', 'active')
-            and ($2::text is null or project_id = $2) and ($3::text is null or key_id = $3)
-        order by id for update
+            and ($2::text is null or project_id = $2) and ($3::text is null or key_id = $3) and created_at <= $4
+        order by id limit $5 for update
         """,  # noqa: S608
         organisation_id,
         project_id,
         key_id,
+        created_until,
+        limit,
     )
     return [of_row(row) for row in rows]
 
 
+async def end_billing(tx: Tx, node_id: str, at: datetime) -> None:
+    """Nobody pays for a node after this time, also of what was on its way out by then. What was paid for to a later end
+    goes back on the meter, which gives the difference back."""
+    await tx.execute(
+        """
+        with late as (
+            select id from compute.allocations where node_id = $1 and ended_at is null
+                and state in ('releasing', 'release_failed') and billing_ended_at > greatest(active_at, $2)
+            order by id for update
+        )
+        update compute.allocations set billing_ended_at = greatest(active_at, $2), settled = false
+        where id in (select id from late)
+        """,
+        node_id,
+        at,
+    )
+
+
 async def settle(tx: Tx, allocation_ids: Sequence[str]) -> None:
-    """Note that nothing of them remains to be charged."""
-    await tx.execute("update compute.allocations set settled = true where id = any($1)", list(allocation_ids))
+    """Note that nothing of them remains to be charged. They are locked in the order in which all others lock them."""
+    await tx.execute(
+        "with locked as (select id from compute.allocations where id = any($1) order by id for update)"
+        " update compute.allocations set settled = true where id in (select id from locked)",
+        list(allocation_ids),
+    )
 
 
 async def any_unended(conn: Reader, project_id: str) -> bool:

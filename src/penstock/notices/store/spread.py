@@ -11,21 +11,24 @@ from typing import Final
 from penstock.kit.db import Reader, Tx
 from penstock.kit.ids import new_id
 
-#: Where to go on: the place, or where the first listener begins if that is later. No listener, no row.
-_NEWS: Final = """
-select exists (
-    select 1 from kit.outbox o
-     where (o.tx, o.seq) > (p.tx, p.seq) and o.tx > l.since and o.tx < pg_snapshot_xmin(pg_current_snapshot()))
+#: Where to go on: the place, or after the transaction of the first listener if that is later. No listener, no row.
+#: One bound and not two: an index scan begins at the first that it is given, which may be a month back.
+_START: Final = """
+select greatest(p.tx, l.since)::text as tx, case when l.since >= p.tx then 9223372036854775807 else p.seq end as seq
   from notices.progress p,
        (select since from notices.webhooks where state = 'active' order by since limit 1) l
 """
-_BATCH: Final = """
+NEWS: Final = """
+select exists (
+    select 1 from kit.outbox o
+     where (o.tx, o.seq) > ($1::text::xid8, $2) and o.tx < pg_snapshot_xmin(pg_current_snapshot()))
+"""
+BATCH: Final = """
 with batch as (
     select o.tx, o.seq, o.type, o.organisation_id, o.project_id
-      from kit.outbox o, notices.progress p,
-           (select since from notices.webhooks where state = 'active' order by since limit 1) l
-     where (o.tx, o.seq) > (p.tx, p.seq) and o.tx > l.since and o.tx < pg_snapshot_xmin(pg_current_snapshot())
-     order by o.tx, o.seq limit $1
+      from kit.outbox o
+     where (o.tx, o.seq) > ($1::text::xid8, $2) and o.tx < pg_snapshot_xmin(pg_current_snapshot())
+     order by o.tx, o.seq limit $3
 )
 select b.tx::text as tx, b.seq, b.type, b.project_id, w.id as webhook_id
   from batch b left join lateral (
@@ -57,7 +60,8 @@ on conflict (webhook_id, event_id) do nothing
 
 async def news(conn: Reader) -> bool:
     """Whether somebody listens and something happened; asked often, and cheap."""
-    return bool(await conn.fetchval(_NEWS))
+    begin = await start(conn)
+    return False if begin is None else bool(await conn.fetchval(NEWS, *begin))
 
 
 async def lock(tx: Tx) -> bool:
@@ -68,8 +72,17 @@ async def lock(tx: Tx) -> bool:
 async def batch(tx: Tx, *, limit: int) -> list[tuple[str, int, str, str | None, str | None]]:
     """The next events in order: transaction, sequence, type, project, and the webhook that asked for it or none; an
     event that several asked for comes several times."""
-    rows = await tx.fetch(_BATCH, limit)
+    begin = await start(tx)
+    if begin is None:
+        return []
+    rows = await tx.fetch(BATCH, *begin, limit)
     return [(row["tx"], row["seq"], row["type"], row["project_id"], row["webhook_id"]) for row in rows]
+
+
+async def start(conn: Reader) -> tuple[str, int] | None:
+    """Where to go on, as plain values: none when nobody is to be told yet, whatever has been said."""
+    row = await conn.fetchrow(_START)
+    return None if row is None else (row["tx"], row["seq"])
 
 
 async def insert(tx: Tx, pairs: Sequence[tuple[str, int]], *, give_up_s: float) -> None:
