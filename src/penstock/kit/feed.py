@@ -36,8 +36,8 @@ select tx::text as tx, seq, event_id, type, aggregate_id, version, project_id, c
  order by o.tx {order}, seq {order}
  limit $7
 """
-_OLDEST_FIRST: Final = _EVENTS.format(beyond=">", order="asc")
-_NEWEST_FIRST: Final = _EVENTS.format(beyond="<", order="desc")
+OLDEST_FIRST: Final = _EVENTS.format(beyond=">", order="asc")
+NEWEST_FIRST: Final = _EVENTS.format(beyond="<", order="desc")
 _AUDIT: Final = """
 select id, at, actor_id, actor_kind, action, target_id, organisation_id, project_id, correlation_id, detail
   from kit.audit
@@ -104,7 +104,7 @@ async def read_events(
 ) -> list[EventOut]:
     """Events of the caller's project; those of no project for operators, and for whom their own organisation concerns."""
     rows = await conn.fetch(
-        _NEWEST_FIRST if newest_first else _OLDEST_FIRST,
+        NEWEST_FIRST if newest_first else OLDEST_FIRST,
         caller.project_id,
         caller.operator,
         str(after[0]),

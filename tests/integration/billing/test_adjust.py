@@ -115,7 +115,7 @@ async def test_the_meter_gives_back_only_what_an_operator_left(stage: Stage) -> 
 
 async def test_other_transfers_cannot_be_corrected(stage: Stage) -> None:
     await stage.customer(paid=10)
-    await stage.post(Kind.REFUND, "org_a", 1, id="refund/r1")
+    await stage.post(Kind.REFUND, "org_a", 1, key="refund/r1")
     for transfer_id, error in (("refund/r1", NotCorrectable), ("payment/none", NotFound)):
         with pytest.raises(error):
             await correct(stage, transfer_id, 1)

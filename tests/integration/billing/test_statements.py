@@ -25,7 +25,7 @@ async def history(stage: Stage) -> None:
     await stage.accrue(T0 + 3 * MINUTE)
     await stage.end(run, T0 + 90 * MINUTE / 60)
     await stage.accrue(T0 + 4 * MINUTE)
-    await stage.post(Kind.REFUND, "org_a", 1_000_000, id="refund/r1")
+    await stage.post(Kind.REFUND, "org_a", 1_000_000, key="refund/r1")
     await stage.customer("org_b", paid=77)
 
 
@@ -70,7 +70,7 @@ async def test_what_is_posted_while_somebody_reads_is_on_no_later_page(stage: St
     whole = await statement_of(stage)
     page = await statement_of(stage, limit=3)
     lines = list(page.items)
-    await stage.post(Kind.REFUND, "org_a", 5, id="refund/meanwhile")
+    await stage.post(Kind.REFUND, "org_a", 5, key="refund/meanwhile")
     while page.next_cursor is not None:
         page = await statement_of(stage, limit=3, cursor=page.next_cursor)
         lines += page.items

@@ -19,6 +19,7 @@ from penstock.embedded.ports import free_port
 from penstock.fleet import slots
 from penstock.flows.allocation import WORKFLOW, workflow_id
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
+from penstock.kit import audit
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.wire.tasks import UNIT_START, TaskBody
@@ -128,6 +129,19 @@ async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) ->
     )
     heard = await cloud.world.value("select at from fleet.heartbeats")
     assert ended.billing_ended_at == heard
+
+
+async def test_a_release_asked_for_while_nobody_knew_of_the_loss_is_paid_for_no_longer(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 h'")
+    await sql(cloud, "update fleet.heartbeats set at = now() - interval '10 min'")
+    cloud.node.deaf = True
+    async with cloud.world.db.transaction() as tx:
+        await Release(cloud.world.limits).by_system(tx, audit.system("test"), row.id, "it hangs")
+    await sql(cloud, "update fleet.nodes set state = 'lost'")
+    await keeper_of(cloud).lost_nodes()
+    left = await cloud.world.row(row.id)
+    assert left.billing_ended_at == await cloud.world.value("select at from fleet.heartbeats")
 
 
 async def test_what_runs_on_an_unreachable_node_is_kept(cloud: Cloud) -> None:

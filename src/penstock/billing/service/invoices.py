@@ -27,7 +27,7 @@ _NO_END: Final = date(3000, 1, 1)
 
 
 async def listed(conn: Reader, caller: Caller, page: PageQuery) -> rest.Page[rest.InvoiceSummary]:
-    """The months in which the caller's organisation used something, newest first."""
+    """The months in which the caller's organisation used something or was given some of it back, newest first."""
     caller.require("billing.read")
     found = await invoices.months(conn, caller.organisation_id, before=_before(page), limit=page.limit + 1)
     accrued_until = await costs.accrued_until(conn)
@@ -63,12 +63,12 @@ async def invoice(tx: Tx, caller: Caller, names: Organisations, month: str) -> r
     await tx.execute("set transaction isolation level repeatable read, read only")
     organisation_id = caller.organisation_id
     usage, found, used = await invoices.used(tx, organisation_id, period.from_day, period.until.date(), limit=LINES_MAX)
-    if not used:
-        raise NotFound(f"nothing was used in {month}")
     total, from_credit = await invoices.charged(tx, organisation_id, period.since, period.until)
     corrections = await invoices.movements(
         tx, organisation_id, period.since, period.until, corrections=True, limit=MOVEMENTS_MAX
     )
+    if not used and not corrections.found:
+        raise NotFound(f"nothing was used in {month}")
     others = await invoices.movements(
         tx, organisation_id, period.since, period.until, corrections=False, limit=MOVEMENTS_MAX
     )

@@ -1,7 +1,11 @@
-"""An organisation's transfers, one after the other, with what there was before and after each."""
+"""An organisation's transfers, one after the other, with what there was before and after each.
 
+All pages of a reading are of the moment of its first: what is posted meanwhile is on none of them, so that they sum.
+"""
+
+import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -20,6 +24,9 @@ TRANSFER_ID_CHARS_MAX: Final = 200
 USAGE_MAX: Final = 200
 CORRECTIONS_MAX: Final = 100
 EXPORT_ROWS: Final = 1000
+#: Of a longer one only the ends are kept: a cursor has a limit, and so many rarely write at once.
+_SNAPSHOT_CHARS_MAX: Final = 200
+_SNAPSHOT: Final = re.compile(r"([1-9][0-9]{0,17}):([1-9][0-9]{0,17}):([0-9,]*)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +36,23 @@ class Reading:
     opening: Funds
     closing: Funds
     place: Place
+    snapshot: str
 
     def cursor(self) -> str:
         """The same as text."""
         numbers = [number for funds in (self.opening, self.closing, self.place.funds) for number in _numbers(funds)]
-        return http.encode_cursor("statement", self.place.at.isoformat(), self.place.transfer_id, *numbers)
+        return http.encode_cursor(
+            "statement", self.place.at.isoformat(), self.place.transfer_id, self.snapshot, *numbers
+        )
 
     @classmethod
     def of(cls, cursor: str) -> "Reading":
         """What `cursor` says, or Invalid."""
         match http.decode_cursor(cursor):
-            case ["statement", str(at), str(transfer_id), *numbers] if len(numbers) == 9:
+            case ["statement", str(at), str(transfer_id), str(snapshot), *numbers] if len(numbers) == 9:
                 opening, closing, funds = (_funds(numbers[start : start + 3]) for start in (0, 3, 6))
                 place = Place(at=_moment(at), transfer_id=transfer_id, funds=funds)
-                return cls(opening=opening, closing=closing, place=place)
+                return cls(opening=opening, closing=closing, place=place, snapshot=_checked(snapshot))
             case _:
                 raise Invalid("invalid cursor", field="cursor")
 
@@ -57,6 +67,18 @@ def _funds(numbers: list[str | int]) -> Funds:
             return Funds(balance_microusd=balance, credit_microusd=credit, holds_microusd=holds)
         case _:
             raise Invalid("invalid cursor", field="cursor")
+
+
+def _checked(snapshot: str) -> str:
+    """A snapshot that the database can read, or Invalid."""
+    match = _SNAPSHOT.fullmatch(snapshot)
+    running = [] if match is None or not match[3] else match[3].split(",")
+    if match is None or len(snapshot) > _SNAPSHOT_CHARS_MAX or not all(1 <= len(each) <= 18 for each in running):
+        raise Invalid("invalid cursor", field="cursor")
+    first, last, inside = int(match[1]), int(match[2]), [int(each) for each in running]
+    if first > last or inside != sorted(set(inside)) or any(not first <= each < last for each in inside):
+        raise Invalid("invalid cursor", field="cursor")
+    return snapshot
 
 
 def _moment(text: str) -> datetime:
@@ -76,7 +98,13 @@ async def statement(tx: Tx, caller: Caller, period: Period, page: PageQuery) -> 
     organisation_id = caller.organisation_id
     reading = Reading.of(page.cursor) if page.cursor else await _begin(tx, organisation_id, period)
     lines = await statements.page(
-        tx, organisation_id, period.since, period.until, after=reading.place, limit=page.limit + 1
+        tx,
+        organisation_id,
+        period.since,
+        period.until,
+        after=reading.place,
+        snapshot=reading.snapshot,
+        limit=page.limit + 1,
     )
     shown = lines[: page.limit]
     more = len(lines) > page.limit
@@ -93,12 +121,14 @@ async def statement(tx: Tx, caller: Caller, period: Period, page: PageQuery) -> 
 
 async def _begin(conn: Reader, organisation_id: str, period: Period) -> Reading:
     opening, closing = await statements.bounds(conn, organisation_id, period.since, period.until)
-    return Reading(opening=opening, closing=closing, place=Place(at=period.since, transfer_id="", funds=opening))
+    place = Place(at=period.since, transfer_id="", funds=opening)
+    snapshot = await statements.snapshot(conn, chars_max=_SNAPSHOT_CHARS_MAX)
+    return Reading(opening=opening, closing=closing, place=place, snapshot=snapshot)
 
 
 def _later(reading: Reading, line: rest.StatementLine) -> Reading:
     place = Place(at=line.at, transfer_id=line.transfer_id, funds=line.after)
-    return Reading(opening=reading.opening, closing=reading.closing, place=place)
+    return replace(reading, place=place)
 
 
 async def export(db: Database, caller: Caller, period: Period) -> AsyncIterator[list[rest.StatementLine]]:

@@ -36,6 +36,15 @@ _MOVEMENTS: Final = """
     where t.organisation_id = $1 and t.at >= $2 and t.at < $3 and case when $4
         then o.kind = 'usage' and starts_with(t.id, $5) else t.kind <> 'usage' and o.kind is distinct from 'usage' end
 """
+_MONTHS: Final = """
+    select date_trunc('month', day)::date as month, sum(amount)::bigint as amount from (
+        select day, amount_microusd as amount from billing.daily where organisation_id = $1
+        union all
+        select (t.at at time zone 'UTC')::date, 0
+        from billing.transfers t join billing.transfers o on o.id = t.corrects and o.kind = 'usage'
+        where t.organisation_id = $1 and t.corrects is not null and starts_with(t.id, $4)
+    ) happened where day < $2 group by 1 order by 1 desc limit $3
+"""
 _SUMS: Final = f"select about, count(*) as found, sum(amount)::bigint as amount from ({_MOVEMENTS}) m group by about"  # noqa: S608
 
 
@@ -63,16 +72,8 @@ class Movements:
 
 
 async def months(conn: Reader, organisation_id: str, *, before: date, limit: int) -> list[tuple[date, int]]:
-    """The months with usage and what it cost, newest first."""
-    rows = await conn.fetch(
-        """
-        select date_trunc('month', day)::date as month, sum(amount_microusd)::bigint as amount
-        from billing.daily where organisation_id = $1 and day < $2 group by 1 order by 1 desc limit $3
-        """,
-        organisation_id,
-        before,
-        limit,
-    )
+    """The months with usage or an operator's correction of it, and what was used, newest first."""
+    rows = await conn.fetch(_MONTHS, organisation_id, before, limit, ADJUSTMENT)
     return [(row["month"], row["amount"]) for row in rows]
 
 

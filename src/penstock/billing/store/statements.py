@@ -26,7 +26,9 @@ _PAGE: Final = f"""
         {_CHANGES.format(only="", suffix="")}
     from (
         select * from billing.transfers
-        where organisation_id = $1 and at >= $2 and at < $3 and (at, id) > ($4, $5) order by at, id limit $6
+        where organisation_id = $1 and at >= $2 and at < $3 and (at, id) > ($4, $5) and pg_visible_in_snapshot(
+            (select tx from billing.entries where transfer_id = transfers.id limit 1), $7::text::pg_snapshot)
+        order by at, id limit $6
     ) t left join billing.entries e on e.transfer_id = t.id
     group by t.id, t.kind, t.at, t.memo, t.corrects, t.window_start, t.correlation_id order by t.at, t.id
 """  # noqa: S608
@@ -56,11 +58,17 @@ def _less(row: Row, part: str) -> Funds:
     )
 
 
+async def snapshot(conn: Reader, *, chars_max: int) -> str:
+    """Which transactions are seen now; of a long list of those that still run only its ends."""
+    text: str = await conn.fetchval("select pg_current_snapshot()::text")
+    return text if len(text) <= chars_max else text[: text.rindex(":") + 1]
+
+
 async def page(
-    conn: Reader, organisation_id: str, since: datetime, until: datetime, *, after: Place, limit: int
+    conn: Reader, organisation_id: str, since: datetime, until: datetime, *, after: Place, snapshot: str, limit: int
 ) -> list[StatementLine]:
-    """The next transfers, each with what there is after it."""
-    rows = await conn.fetch(_PAGE, organisation_id, since, until, after.at, after.transfer_id, limit)
+    """The next transfers that the snapshot sees, each with what there is after it."""
+    rows = await conn.fetch(_PAGE, organisation_id, since, until, after.at, after.transfer_id, limit, snapshot)
     lines: list[StatementLine] = []
     funds = after.funds
     for row in rows:

@@ -15,7 +15,7 @@ from penstock.compute.service.place import Placed, place
 from penstock.compute.service.reclaim import WAITS, Reclaim
 from penstock.compute.service.release import Release
 from penstock.compute.service.stock import HandOver
-from penstock.compute.store import allocations, catalogue, egress, stock, sweeps
+from penstock.compute.store import allocations, catalogue, stock, sweeps
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Tx
@@ -24,7 +24,6 @@ from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
 from penstock.wire.rest import AllocationCreate
-from penstock.wire.tasks import SecretRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +41,12 @@ class Create:
         """The new allocation, or the first reason to refuse it."""
         _allow(caller)
         validate.request(body)
-        offer = validate.shape(await catalogue.sku(tx, body.sku), name=body.sku, gpus=body.gpus)
+        found, rules = await catalogue.offered(tx, body.sku, caller.project_id)
+        offer = validate.shape(found, name=body.sku, gpus=body.gpus)
         secrets = await self.secrets.refer(tx, project_id=caller.project_id, uses=body.secrets) if body.secrets else []
         chosen = await runtimes.choose(tx, caller, body)
-        draft = replace(_draft(caller, body, offer, purpose, secrets), image=chosen.image, runtime=chosen.runtime)
-        draft = replace(draft, egress=await egress.rules(tx, caller.project_id))
+        draft = _draft(caller, body, offer, purpose)
+        draft = replace(draft, image=chosen.image, runtime=chosen.runtime, secrets=secrets, egress=rules)
         await self.funds.check(
             tx,
             organisation_id=caller.organisation_id,
@@ -120,7 +120,7 @@ def _allow(caller: Caller) -> None:
         raise Policy(f"policy: {error.detail}") from error
 
 
-def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose, secrets: Sequence[SecretRef]) -> Draft:
+def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose) -> Draft:
     allocation_id = new_id("alc")
     return Draft(
         id=allocation_id,
@@ -136,7 +136,7 @@ def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose,
         env=body.env,
         command=body.command,
         ports=body.ports,
-        secrets=secrets,
+        secrets=[],
         egress=[],
         runtime="",
         unit_id=allocation_id,

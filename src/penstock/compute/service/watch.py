@@ -76,7 +76,7 @@ class Watch:
             return await sweeps.unproved(conn, BATCH)
 
     async def occupied(self, conn: Reader, node_ids: Sequence[str]) -> Sequence[str]:
-        """Those of the nodes that something is on and should leave."""
+        """Those of the nodes that something is on, also what is leaving."""
         return await sweeps.occupied(conn, node_ids)
 
     async def holding(self, conn: Reader, slot_ids: Sequence[str]) -> dict[str, str]:

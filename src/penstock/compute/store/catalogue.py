@@ -24,6 +24,21 @@ async def sku(conn: Reader, name: str) -> Sku | None:
     return _of_row(row) if row else None
 
 
+async def offered(conn: Reader, name: str, project_id: str) -> tuple[Sku | None, list[str]]:
+    """One offer, and where the project's units may connect to: a create asks for both at once."""
+    row = await conn.fetchrow(
+        f"""
+        select {_COLUMNS}, coalesce(rules, '[]') as rules
+        from (select $2::text as project_id) p left join compute.egress using (project_id)
+        left join compute.skus on name = $1
+        """,  # noqa: S608
+        name,
+        project_id,
+    )
+    assert row is not None
+    return (_of_row(row) if row["name"] is not None else None), row["rules"]
+
+
 async def skus(conn: Reader, *, after: str, limit: int) -> Sequence[Sku]:
     """The offers, by name."""
     rows = await conn.fetch(

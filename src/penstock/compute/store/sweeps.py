@@ -254,10 +254,10 @@ async def unproved(conn: Reader, limit: int) -> Sequence[Unproved]:
 
 
 async def occupied(conn: Reader, node_ids: Sequence[str]) -> Sequence[str]:
-    """Those of the nodes with allocations that have not ended and are not on their way out."""
+    """Those of the nodes with allocations that have not ended."""
     rows = await conn.fetch(
         "select distinct node_id from compute.allocations where node_id = any($1) and ended_at is null"
-        " and state in ('requested', 'provisioning', 'active') order by node_id",
+        " order by node_id",
         node_ids,
     )
     return [row["node_id"] for row in rows]
