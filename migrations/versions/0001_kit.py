@@ -52,6 +52,7 @@ STATEMENTS = (
     """,
     "create index outbox_project on kit.outbox (project_id, tx, seq)",
     "create index outbox_tx on kit.outbox (tx, seq)",
+    "create index outbox_organisation on kit.outbox (organisation_id, tx, seq) where project_id is null",
     "create index outbox_correlation on kit.outbox (correlation_id)",
     """
     create table kit.inbox (

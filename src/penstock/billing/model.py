@@ -115,8 +115,8 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What an organisation owns and spends. Time is charged until `accrued_until`; what allocations have cost since then,
-    each from its own beginning, is `unbilled_microusd`."""
+    """What an organisation owns and spends. Time is charged until `accrued_until`; what allocations cost since, each
+    from its own beginning, is `unbilled_microusd`."""
 
     organisation_id: str
     state: State

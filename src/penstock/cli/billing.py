@@ -15,6 +15,7 @@ from penstock.wire.rest import (
     Balance,
     BillingTerms,
     Cost,
+    Funds,
     Invoice,
     InvoiceLine,
     InvoiceMovement,
@@ -56,6 +57,29 @@ COST_COLUMNS: list[Column[Cost]] = [
     Column("cost", lambda cost: dollars(cost.amount_microusd)),
     Column("used", lambda cost: [f"{meter}={used(meter, count)}" for meter, count in cost.quantities.items()]),
 ]
+#: For a terminal: balance and credit together, and the kind is how the transfer's id begins.
+STATEMENT_COLUMNS: list[Column[StatementLine]] = [
+    Column("at", lambda line: line.at),
+    Column("change", lambda line: dollars(_spendable(line.change))),
+    Column("after", lambda line: dollars(_spendable(line.after))),
+    Column("transfer", lambda line: line.transfer_id),
+    Column("memo", lambda line: line.memo),
+]
+#: For spreadsheets: every account, and amounts as bare numbers.
+STATEMENT_CSV_COLUMNS: list[Column[StatementLine]] = [
+    Column("at", lambda line: line.at),
+    Column("kind", lambda line: line.kind),
+    Column("balance change", lambda line: decimal(line.change.balance_microusd)),
+    Column("credit change", lambda line: decimal(line.change.credit_microusd)),
+    Column("held change", lambda line: decimal(line.change.holds_microusd)),
+    Column("balance", lambda line: decimal(line.after.balance_microusd)),
+    Column("credit", lambda line: decimal(line.after.credit_microusd)),
+    Column("held", lambda line: decimal(line.after.holds_microusd)),
+    Column("memo", lambda line: line.memo),
+    Column("window", lambda line: line.window_start),
+    Column("corrects", lambda line: line.corrects),
+    Column("transfer", lambda line: line.transfer_id),
+]
 TRANSFER_COLUMNS: list[Column[LedgerTransfer]] = [
     Column("transfer", lambda found: found.id),
     Column("kind", lambda found: found.kind),
@@ -72,12 +96,9 @@ ENTRY_COLUMNS: list[Column[LedgerEntry]] = [
     Column("amount", lambda entry: dollars(entry.amount_microusd)),
 ]
 WINDOW_COLUMNS: list[Column[UsageWindow]] = [
-    Column("project", lambda window: window.project_id),
     Column("resource", lambda window: window.resource_id),
-    Column("meter", lambda window: window.meter),
-    Column("sku", lambda window: window.sku),
+    Column("what", lambda window: window.sku or window.meter),
     Column("from", lambda window: window.from_at),
-    Column("until", lambda window: window.until_at),
     Column("used", lambda window: used(window.meter, window.quantity)),
     Column("cost", lambda window: dollars(window.amount_microusd)),
 ]
@@ -97,9 +118,9 @@ LINE_COLUMNS: list[Column[InvoiceLine]] = [
 MOVEMENT_COLUMNS: list[Column[InvoiceMovement]] = [
     Column("at", lambda each: each.at),
     Column("kind", lambda each: each.kind),
-    Column("memo", lambda each: each.memo),
-    Column("transfer", lambda each: each.transfer_id),
     Column("amount", lambda each: dollars(each.amount_microusd)),
+    Column("transfer", lambda each: each.transfer_id),
+    Column("memo", lambda each: each.memo),
 ]
 TOTAL_COLUMNS: list[Column[Invoice]] = [
     Column("month", lambda found: found.month + (" (draft)" if found.draft else "")),
@@ -164,38 +185,21 @@ def statement(
     to: To = None,
     limit: Annotated[int | None, typer.Option(min=1, help="How many transfers at most.")] = None,
 ) -> None:
-    """Show every transfer, oldest first, with what there was after it."""
+    """Show every transfer, oldest first, with what there was after it: balance and credit together; with -o csv or json
+    each account."""
     with session.client() as client:
         found = client.billing.statement(from_day=day(from_, "from"), to_day=day(to, "to"), limit=limit)
     if session.output.format is Format.JSON:
         session.output.json(found)
         return
-    session.output.items(found.items, _statement_columns(exact=session.output.format is Format.CSV))
+    csv = session.output.format is Format.CSV
+    session.output.items(found.items, STATEMENT_CSV_COLUMNS if csv else STATEMENT_COLUMNS)
     if session.output.format is Format.TABLE:
         for name, funds in (("opening", found.opening), ("closing", found.closing)):
             shown = f"balance {dollars(funds.balance_microusd)}, credit {dollars(funds.credit_microusd)}"
             session.output.line(f"{name}: {shown}, held {dollars(funds.holds_microusd)}")
     if found.next_cursor:
         notice("there is more: raise --limit")
-
-
-def _statement_columns(*, exact: bool) -> list[Column[StatementLine]]:
-    """For spreadsheets, amounts are bare numbers."""
-    money = decimal if exact else dollars
-    return [
-        Column("at", lambda line: line.at),
-        Column("kind", lambda line: line.kind),
-        Column("balance change", lambda line: money(line.change.balance_microusd)),
-        Column("credit change", lambda line: money(line.change.credit_microusd)),
-        Column("held change", lambda line: money(line.change.holds_microusd)),
-        Column("balance", lambda line: money(line.after.balance_microusd)),
-        Column("credit", lambda line: money(line.after.credit_microusd)),
-        Column("held", lambda line: money(line.after.holds_microusd)),
-        Column("memo", lambda line: line.memo),
-        Column("window", lambda line: line.window_start),
-        Column("corrects", lambda line: line.corrects),
-        Column("transfer", lambda line: line.transfer_id),
-    ]
 
 
 @command(app, "transfer", example="penstock billing transfer usage/org_default/2026-11-16T10:00:00Z")
@@ -323,6 +327,10 @@ def verify(
 
 
 payments.register(app)
+
+
+def _spendable(funds: Funds) -> int:
+    return funds.balance_microusd + funds.credit_microusd
 
 
 def day(text: str | None, field: str) -> date | None:

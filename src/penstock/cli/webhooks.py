@@ -38,6 +38,15 @@ DELIVERY_COLUMNS: list[Column[WebhookDelivery]] = [
     Column("created", lambda delivery: delivery.created_at),
     Column("event id", lambda delivery: delivery.event_id),
 ]
+#: For a terminal; with -o csv or json there is everything.
+DELIVERY_TABLE: list[Column[WebhookDelivery]] = [
+    Column("id", lambda delivery: delivery.id),
+    Column("event", lambda delivery: delivery.event_type),
+    Column("state", lambda delivery: delivery.state),
+    Column("attempts", lambda delivery: delivery.attempts),
+    Column("created", lambda delivery: delivery.created_at),
+    Column("error", lambda delivery: delivery.error),
+]
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id (whk_…).")]
 Events = Annotated[
@@ -122,7 +131,8 @@ def deliveries(
 ) -> None:
     """List what was and is to be sent, newest first."""
     with session.client() as client:
-        session.output.items(client.webhooks.deliveries(webhook, state=state, limit=limit), DELIVERY_COLUMNS)
+        columns = DELIVERY_TABLE if session.output.format is Format.TABLE else DELIVERY_COLUMNS
+        session.output.items(client.webhooks.deliveries(webhook, state=state, limit=limit), columns)
 
 
 @command(

@@ -1,6 +1,6 @@
 """Webhooks over REST."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from litestar import MediaType, Response, Router, delete, get, patch, post
@@ -14,11 +14,14 @@ from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
 from penstock.notices import schemas, service
 from penstock.notices.errors import SecretShownBefore
-from penstock.notices.model import Webhook
+from penstock.notices.model import DeliveryState, Webhook
 from penstock.notices.service import Change, Webhooks
 from penstock.wire import rest
 
-State = Annotated[Literal["pending", "delivered", "failed"] | None, QueryParameter(name="state", required=False)]
+#: Read by hand: `state` is a word of the framework's own, and what is wrong must be named as it was asked.
+State = Annotated[
+    str | None, QueryParameter(name="state", required=False, description="`pending`, `delivered` or `failed`.")
+]
 
 
 def router(webhooks: Webhooks, db: Database) -> Router:
@@ -103,10 +106,10 @@ def _deliveries(webhooks: Webhooks, db: Database) -> list[Any]:
         caller: Caller, page: PageQuery, webhook_id: str, delivery_state: State = None
     ) -> rest.Page[rest.WebhookDelivery]:
         """What was and is to be sent, newest first. Deliveries that have ended are kept for a week."""
-        wanted, before = http.path_id("whk", webhook_id), _before(page)
+        wanted, before, state = http.path_id("whk", webhook_id), _before(page), _state(delivery_state)
         async with db.read() as conn:
             found = await service.list_deliveries(
-                conn, caller, wanted, before=before, state=delivery_state, limit=page.limit + 1
+                conn, caller, wanted, before=before, state=state, limit=page.limit + 1
             )
         shown = found[: page.limit]
         cursor = http.encode_cursor("delivery", shown[-1].seq) if len(found) > page.limit else None
@@ -149,6 +152,12 @@ def _unsealed(kept: bytes, credential: str) -> bytes:
     if secret is None:
         raise SecretShownBefore("this secret was made by an earlier call with another credential")
     return msgspec.json.encode(rest.WebhookCreated(webhook=answer.webhook, secret=secret))
+
+
+def _state(text: str | None) -> str | None:
+    if text is not None and text not in list(DeliveryState):
+        raise Invalid(f"state must be one of {', '.join(DeliveryState)}", field="state")
+    return text
 
 
 def _after(page: PageQuery) -> str:

@@ -72,7 +72,7 @@ class Meter:
     standings: Standings
 
     async def run(self) -> None:
-        """Until time is charged as far as it has passed. Facts are charged with the window in which they are taken in, so
+        """Until time is charged as far as it has passed. Facts are charged with the window in which they are taken in:
         they may come last, where they hold nothing up."""
         charged = await self._step()
         if charged:

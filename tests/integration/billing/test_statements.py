@@ -129,9 +129,24 @@ async def test_a_charge_shows_the_windows_that_it_is_made_of(stage: Stage) -> No
     [
         ("other", 1),
         ("statement", "x"),
-        ("statement", "no time", "x", *[0] * 9),
-        ("statement", "2026-01-01", "x", *[0] * 9),
-        ("statement", "2026-01-01T00:00:00+00:00", "x", *["0"] * 9),
+        ("statement", "no time", "x", "1:2:", *[0] * 9),
+        ("statement", "2026-01-01", "x", "1:2:", *[0] * 9),
+        ("statement", "2026-01-01T00:00:00+00:00", "x", "1:2:", *["0"] * 9),
+        *(
+            ("statement", "2026-01-01T00:00:00+00:00", "x", snapshot, *[0] * 9)
+            for snapshot in (
+                "",
+                "x",
+                "0:1:",
+                "2:1:",
+                "1:9:3,2",
+                "1:9:3,3",
+                "1:9:9",
+                "1:9:,",
+                f"1:{10**18}:",
+                "1:2:" + "1" * 200,
+            )
+        ),
     ],
 )
 def test_a_foreign_cursor_is_refused(parts: tuple[str | int, ...]) -> None:

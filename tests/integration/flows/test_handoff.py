@@ -19,7 +19,7 @@ SHAPE = Shape(sku="g1.1", gpus=1, image="python:3")
 
 
 async def _ready(cloud: Cloud, count: int) -> list[Allocation]:
-    """So much stock, started by sagas that have ended: one that still looks at its row would make a create pass it by."""
+    """So much stock, started by sagas that have ended: a create passes a row by that one still looks at."""
     async with cloud.world.db.transaction() as tx:
         await stock.put_floor(tx, SHAPE, count)
     async with asyncio.timeout(30):

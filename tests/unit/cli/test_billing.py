@@ -11,7 +11,7 @@ from penstock.cli import app as tree
 from penstock.cli.billing import lasting
 from scripted_api import ScriptedApi, json_answer
 
-from .cases import COSTS, INVOICE, LEDGER, ORG, STATEMENT
+from .cases import COSTS, INVOICE, LEDGER, ORG, STATEMENT, TRANSFER
 from .conftest import Cli
 
 
@@ -44,6 +44,23 @@ def test_all_pages_of_a_statement_are_one(api: ScriptedApi, cli: Cli, capfd: pyt
     assert lines[0].startswith("at,kind,balance_change,")
     assert ",usage,-3.49,0.000001,0.00,-3.49," in lines[1]
     assert ",'=1+1," in lines[1]
+
+
+def test_tables_fit_a_terminal_and_ids_stay_whole(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    transfer_id = f"usage/{ORG}/2026-11-16T04:46:35Z"
+    line = {**STATEMENT["items"][0], "transfer_id": transfer_id, "memo": ""}
+    api.on("GET", "/billing/statement", json_answer({**STATEMENT, "items": [line]}))
+    text = shown(cli, capfd, "statement")
+    assert transfer_id in text
+    assert "-$3.489999" in text, "balance and credit together"
+    usage = {**TRANSFER["usage"][0], "project_id": f"prj_{'0' * 26}", "resource_id": f"alc_{'0' * 26}"}
+    found = {**TRANSFER, "id": transfer_id, "usage": [usage]}
+    api.on("GET", f"/billing/transfers/{transfer_id}", json_answer(found))
+    both = text + shown(cli, capfd, "transfer", transfer_id)
+    assert max(map(len, both.splitlines())) <= 120, both
 
 
 def test_an_invoice_is_written_as_a_page(

@@ -1,7 +1,8 @@
 """The meter: charges every window that has ended, to everybody, once.
 
-Any number of billers may run. The one whose turn it is locks the row of progress, and charges in one transaction no more
-windows than make about `USES_MAX` usage rows: after a long absence it catches up step by step. Database time decides.
+Any number of billers may run. The one whose turn it is locks the row of progress, and charges in one transaction no
+more windows than make about `USES_MAX` usage rows: after a long absence it catches up step by step. Database time
+decides.
 """
 
 from dataclasses import dataclass

@@ -122,8 +122,8 @@ _ACCRUE: Final = f"""
         array(select series_id from metered where ended_at <= $1 and (since <= ended_at or since = active_at)) as ended
 """  # noqa: S608
 
-#: Windows that were charged beyond what turned out to be the end, each with what is given back of it, once. They are looked
-#: up for each allocation that has such (`offset 0`): a join would be planned as a scan of all that was ever used.
+#: Windows that were charged beyond what turned out to be the end, each with what is given back of it, once. They are
+#: looked up for each allocation that has such (`offset 0`): a join would be planned as a scan of all usage ever.
 _EXCESS: Final = f"""
     with metered as ({_METERED} where b.billing_ended_at is not null), excess as materialized (
         select m.series_id, m.organisation_id, m.project_id, m.key_id, m.ended_at, u.window_start,
@@ -230,6 +230,8 @@ async def excess(tx: Tx, *, run_at: datetime) -> list[Excess]:
 async def accrue(tx: Tx, *, since: datetime, until: datetime, window: timedelta) -> tuple[Accrued, list[str]]:
     """Charge all time and usage until then; what that was, and the allocations that are charged to their end. Before,
     it was done until `since`."""
+    # For this transaction: what a hundred thousand allocations need is sorted and joined without files.
+    await tx.execute("set local work_mem = '64MB'")
     row = await tx.fetchrow(_ACCRUE, until, window, since)
     assert row is not None
     charged = Accrued(

@@ -134,7 +134,8 @@ async def find(conn: Reader, project_id: str, budget_id: str, *, at: datetime | 
 async def page(conn: Reader, project_id: str, *, after: str, limit: int) -> list[Budget]:
     """The project's budgets as they stand, by id."""
     rows = await conn.fetch(
-        "select * from billing.budgets_at(statement_timestamp()) where project_id = $1 and id > $2 order by id limit $3",
+        "select * from billing.budgets_at(statement_timestamp()) where project_id = $1 and id > $2"
+        " order by id limit $3",
         project_id,
         after,
         limit,

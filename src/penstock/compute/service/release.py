@@ -68,7 +68,7 @@ class Release:
         created_until: datetime,
         limit: int,
     ) -> int:
-        """Release what an organisation pays or waits for, or one of its projects, or one of their keys; so many at once.
+        """Release what an organisation, one of its projects or one of their keys pays or waits for; so many at once.
         What was created later stays."""
         found = await allocations.of_payer(
             tx, organisation_id, project_id=project_id, key_id=key_id, created_until=created_until, limit=limit
