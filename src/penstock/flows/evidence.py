@@ -17,7 +17,7 @@ from penstock.fleet import schemas, tasks
 from penstock.kit import feed, ids
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
-from penstock.kit.db import Database
+from penstock.kit.db import Database, Reader
 from penstock.kit.errors import NotFound
 from penstock.wire import rest, subjects
 
@@ -40,8 +40,8 @@ class Collector:
             audit = await feed.audit_of_request(conn, correlation_id, limit=ITEMS_MAX)
             events = await feed.events_of_request(conn, correlation_id, limit=ITEMS_MAX)
             done = [schemas.task(task) for task in await tasks.of_request(conn, correlation_id, limit=ITEMS_MAX)]
-            ledger = await billing.transfers_of_request(conn, correlation_id, limit=ITEMS_MAX)
-        if not (audit or events or done or ledger):
+            ledger = await _ledger(conn, correlation_id, audit)
+        if not (audit or events or done):
             raise NotFound("nothing is known of a request with this correlation id")
         concerned = {event.aggregate_id for event in events} | {entry.target_id for entry in audit}
         allocations = sorted(name for name in concerned if ids.is_id("alc", name))
@@ -76,6 +76,14 @@ class Collector:
                 continue
             steps += msgspec.json.decode(answer, type=list[rest.SagaStep])
         return sorted(steps, key=lambda step: step.at), missing
+
+
+async def _ledger(conn: Reader, correlation_id: str, audit: list[rest.AuditEntry]) -> list[rest.LedgerRow]:
+    """Whoever moves money writes an audit row with it, which says whose and when."""
+    concerned = sorted({entry.organisation_id for entry in audit if entry.organisation_id})
+    if not concerned:
+        return []
+    return await billing.transfers_of_request(conn, correlation_id, concerned, audit[0].at, limit=ITEMS_MAX)
 
 
 def router(collector: Collector) -> Router:

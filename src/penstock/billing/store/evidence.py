@@ -1,20 +1,25 @@
 """The ledger by request and by allocation."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from penstock.kit.db import Reader
 from penstock.wire.rest import Charge, LedgerRow
 
 
-async def entries_of_request(conn: Reader, correlation_id: str, *, limit: int) -> list[LedgerRow]:
-    """Entries of transfers with this correlation id, oldest first."""
+async def entries_of_request(
+    conn: Reader, correlation_id: str, organisation_ids: Sequence[str], since: datetime, *, limit: int
+) -> list[LedgerRow]:
+    """Entries of these organisations' transfers with this correlation id, oldest first."""
     rows = await conn.fetch(
         """
         select e.transfer_id, t.kind, e.account_id, e.amount_microusd, t.memo, t.at
         from billing.transfers t join billing.entries e on e.transfer_id = t.id
-        where t.correlation_id = $1 and t.correlation_id <> '' order by e.seq limit $2
+        where t.organisation_id = any($2) and t.at >= $3 and t.correlation_id = $1 order by e.seq limit $4
         """,
         correlation_id,
+        list(organisation_ids),
+        since,
         limit,
     )
     return [LedgerRow(**dict(row)) for row in rows]
