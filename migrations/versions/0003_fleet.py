@@ -37,6 +37,7 @@ STATEMENTS = (
     create table fleet.heartbeats (
         node_id text primary key references fleet.nodes (id),
         at timestamptz not null,
+        previous_at timestamptz,
         skew_s double precision not null default 0
     ) with (fillfactor = 50)
     """,
@@ -165,6 +166,8 @@ STATEMENTS = (
         connected_at timestamptz not null default now()
     )
     """,
+    # A unit that its node lists no more stays for a day, as `gone`. `seen_at` is when one that is gone or exited was
+    # last known to run: the heartbeat before.
     """
     create table fleet.unit_reports (
         node_id text not null references fleet.nodes (id),
@@ -173,6 +176,7 @@ STATEMENTS = (
         exit_code int,
         exit_class text not null,
         since timestamptz not null default now(),
+        seen_at timestamptz,
         primary key (node_id, unit_id)
     )
     """,
@@ -180,7 +184,15 @@ STATEMENTS = (
     """
     create view fleet.units as
     select u.unit_id, u.node_id, u.state, u.exit_code, u.exit_class, u.since, h.at as reported_at
-      from fleet.unit_reports u join fleet.heartbeats h using (node_id)
+      from fleet.unit_reports u join fleet.heartbeats h using (node_id) where u.state <> 'gone'
+    """,
+    # Until when a unit that is over was known to run. One that a node reports without having been silent before ran
+    # until then; after a silence nobody knows, and nobody pays for it.
+    """
+    create view fleet.unit_ends as
+    select unit_id, node_id, state,
+        case when state = 'exited' and since < seen_at + interval '30 seconds' then since else seen_at end as ran_until
+      from fleet.unit_reports where state in ('exited', 'gone') and seen_at is not null
     """,
     """
     create table fleet.fences (

@@ -17,7 +17,9 @@ select n.id, n.name, n.state, n.simulated, n.agent_version, n.release_at,
       select node_id, count(*)::int as total, (count(*) filter (where health <> 'healthy'))::int as unusable
         from fleet.slots where health <> 'missing' group by node_id
   ) s on s.node_id = n.id
-  left join (select node_id, count(*)::int as units from fleet.unit_reports group by node_id) u on u.node_id = n.id
+  left join (
+      select node_id, count(*)::int as units from fleet.unit_reports where state <> 'gone' group by node_id
+  ) u on u.node_id = n.id
  where n.state <> 'retired'
  order by n.state = 'ready', n.name
 """

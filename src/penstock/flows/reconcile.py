@@ -5,6 +5,7 @@ units ask compute for releases, which are idempotent.
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from penstock.compute.model import State
@@ -90,16 +91,18 @@ class NodeKeeper:
     async def exited_units(self) -> None:
         """A unit that has ended by itself gives its GPUs back."""
         for found in await self.watch.exited():
-            await self._release(found.id, _exit_reason(found))
+            await self._release(found.id, _exit_reason(found), ended_at=found.ran_until)
 
     async def missing_units(self) -> None:
-        """A unit that its node no longer knows is gone, once the node has had time to report it."""
+        """A unit that its node no longer knows is gone, once the node has had time to report it. It is paid for until
+        it was last known to run: while its node was off, say, nobody had it."""
         for found in await self.watch.unreported():
             async with self.db.read() as conn:
                 heard = await nodes.last_heartbeat_at(conn, found.node_id)
                 answers = await nodes.reachable(conn, found.node_id)
             if answers and heard and (heard - found.active_at).total_seconds() > self.watch.patience.report_s:
-                await self._release(found.id, "the unit is gone from its node")
+                ended_at = found.ran_until or found.active_at
+                await self._release(found.id, "the unit is gone from its node", ended_at=ended_at)
 
     async def failed_releases(self) -> None:
         """Try again, ever more seldom, while the node answers. On a retired node the release just ends."""
@@ -152,10 +155,17 @@ class NodeKeeper:
                 expires_s=_ORPHAN_STOP_S,
             )
 
-    async def _release(self, allocation_id: str, reason: str, *, only_if: State | None = State.ACTIVE) -> None:
+    async def _release(
+        self,
+        allocation_id: str,
+        reason: str,
+        *,
+        only_if: State | None = State.ACTIVE,
+        ended_at: datetime | None = None,
+    ) -> None:
         with correlated(new_id("cor"), allocation_id=allocation_id):
             async with self.db.transaction() as tx:
-                await self.release.by_system(tx, _ACTOR, allocation_id, reason, only_if=only_if)
+                await self.release.by_system(tx, _ACTOR, allocation_id, reason, only_if=only_if, ended_at=ended_at)
 
 
 def _exit_reason(found: Exited) -> str:

@@ -278,6 +278,38 @@ async def test_the_reported_units_replace_those_before(database: Database, enrol
     }
 
 
+async def test_a_unit_that_is_over_ran_until_the_heartbeat_before_a_silence(
+    database: Database, enrol: Enrol, connect: Connect
+) -> None:
+    node = await enrol("n1")
+    agent = await connect("n1")
+    await agent.join()
+
+    async def report(*units: UnitReport) -> None:
+        await agent.beat(units=list(units))
+        await agent.expect(HeartbeatAck)
+
+    async def ran_until() -> dict[str, tuple[str, bool]]:
+        async with database.read() as conn:
+            rows = await conn.fetch(
+                "select unit_id, state, ran_until < now() - interval '1 minute' as long_ago from fleet.unit_ends"
+            )
+        return {row["unit_id"]: (row["state"], row["long_ago"]) for row in rows}
+
+    running = [UnitReport(unit_id=unit, state=UnitState.RUNNING) for unit in ("alc_a", "alc_b", "alc_c")]
+    await report(*running)
+    await report(*running[:2])
+    assert await ran_until() == {"alc_c": ("gone", False)}
+    async with database.transaction() as tx:
+        await tx.execute("update fleet.heartbeats set at = now() - interval '1 hour' where node_id = $1", node.node_id)
+    await report(UnitReport(unit_id="alc_a", state=UnitState.EXITED, exit_code=1, exit_class="exited"))
+    assert await ran_until() == {
+        "alc_a": ("exited", True),
+        "alc_b": ("gone", True),
+        "alc_c": ("gone", False),
+    }
+
+
 async def test_many_heartbeats_are_one_statement(database: Database, enrol: Enrol, connect: Connect) -> None:
     names = [f"n{number}" for number in range(5)]
     for name in names:

@@ -242,10 +242,16 @@ async def test_a_unit_that_its_node_forgot_is_released_once_there_was_time_to_re
     await _report(cloud, row.unit_id, "running", None, "")
     await keeper.missing_units()
     assert (await cloud.world.row(row.id)).state is State.ACTIVE
-    await sql(cloud, "delete from fleet.unit_reports")
+    seen = "update fleet.unit_reports set state = 'gone', seen_at = now() - interval '1 hour'"
+    await sql(cloud, "update compute.allocations set active_at = active_at - interval '2 hours'")
+    await sql(cloud, seen)
     await keeper.missing_units()
     ended = await cloud.settle(row.id)
     assert (ended.state, ended.reason) == (State.RELEASED, "the unit is gone from its node")
+    assert ended.billing_ended_at is not None
+    assert ended.active_at is not None
+    paid_s = (ended.billing_ended_at - ended.active_at).total_seconds()
+    assert paid_s == pytest.approx(3600, abs=60), "time was paid for in which nobody had the unit"
 
 
 async def test_units_that_nobody_owns_are_stopped_once(cloud: Cloud) -> None:

@@ -40,12 +40,14 @@ class Release:
         reason: str,
         *,
         only_if: State | None = None,
+        ended_at: datetime | None = None,
     ) -> Allocation | None:
-        """The same on the system's own account; with `only_if`, only from that state."""
+        """The same on the system's own account; with `only_if`, only from that state. Billing ends at `ended_at` where
+        that is earlier than now."""
         current = await allocations.lock(tx, allocation_id)
         if current is None or (only_if is not None and current.state is not only_if):
             return None
-        return await self._leave(tx, actor, current, reason)
+        return await self._leave(tx, actor, current, reason, ended_at=ended_at)
 
     async def node(self, tx: Tx, actor: Actor, node_id: str, reason: str, *, ended_at: datetime | None) -> int:
         """Release everything on a node; billing ends at `ended_at` where that is earlier than now."""

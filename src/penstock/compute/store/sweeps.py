@@ -151,37 +151,42 @@ class Exited:
     id: str
     exit_code: int | None
     exit_class: str
+    ran_until: datetime | None
 
 
 async def exited(conn: Reader, limit: int) -> Sequence[Exited]:
     """Active allocations whose node reports that their unit has exited."""
     rows = await conn.fetch(
-        "select a.id, u.exit_code, u.exit_class from compute.allocations a"
+        "select a.id, u.exit_code, u.exit_class, e.ran_until from compute.allocations a"
         " join fleet.units u on u.unit_id = a.unit_id and u.node_id = a.node_id"
+        " left join fleet.unit_ends e on e.unit_id = a.unit_id and e.node_id = a.node_id"
         " where a.state = 'active' and u.state = 'exited' order by a.id limit $1",
         limit,
     )
-    return [Exited(id=row["id"], exit_code=row["exit_code"], exit_class=row["exit_class"]) for row in rows]
+    return [Exited(**dict(row)) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreported:
-    """An active allocation whose unit is on no list of its node."""
+    """An active allocation whose unit is on no list of its node, and until when it was."""
 
     id: str
     node_id: str
     active_at: datetime
+    ran_until: datetime | None
 
 
 async def unreported(conn: Reader, limit: int) -> Sequence[Unreported]:
     """Active allocations without a report; the node may not have had time to make one."""
     rows = await conn.fetch(
-        "select id, node_id, active_at from compute.allocations a where state = 'active' and not exists"
+        "select id, node_id, active_at, (select e.ran_until from fleet.unit_ends e"
+        " where e.unit_id = a.unit_id and e.node_id = a.node_id) as ran_until"
+        " from compute.allocations a where state = 'active' and not exists"
         " (select 1 from fleet.units u where u.unit_id = a.unit_id and u.node_id = a.node_id)"
         " order by active_at limit $1",
         limit,
     )
-    return [Unreported(id=row["id"], node_id=row["node_id"], active_at=row["active_at"]) for row in rows]
+    return [Unreported(**dict(row)) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ select b.node_id, clock_timestamp(), b.skew_s
   join fleet.links l on l.node_id = b.node_id and l.link_id = b.link_id
   join fleet.certificates c on c.serial = l.serial and c.revoked_at is null
  order by b.node_id
-on conflict (node_id) do update set at = excluded.at, skew_s = excluded.skew_s
+on conflict (node_id) do update set at = excluded.at, previous_at = fleet.heartbeats.at, skew_s = excluded.skew_s
 returning node_id, at
 """
 
@@ -82,16 +82,25 @@ class UnitRow:
 
 
 _ABSENT = """
-delete from fleet.unit_reports u
- where u.node_id = any($1)
+with old as (
+    delete from fleet.unit_reports where node_id = any($1) and state = 'gone' and since < now() - interval '1 day'
+)
+update fleet.unit_reports u
+   set state = 'gone', since = now(), seen_at = case when u.state = 'exited' then u.seen_at else h.previous_at end
+  from fleet.heartbeats h
+ where u.node_id = any($1) and u.state <> 'gone' and h.node_id = u.node_id
    and not exists (select 1 from unnest($2::text[], $3::text[]) r(node_id, unit_id)
                     where r.node_id = u.node_id and r.unit_id = u.unit_id)
 """
 _PRESENT = """
-insert into fleet.unit_reports as u (node_id, unit_id, state, exit_code, exit_class)
-select * from unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[])
+insert into fleet.unit_reports as u (node_id, unit_id, state, exit_code, exit_class, seen_at)
+select r.*, case when r.state = 'exited' then h.previous_at end
+  from unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[])
+       r (node_id, unit_id, state, exit_code, exit_class)
+  join fleet.heartbeats h using (node_id)
 on conflict (node_id, unit_id) do update
-   set state = excluded.state, exit_code = excluded.exit_code, exit_class = excluded.exit_class, since = now()
+   set state = excluded.state, exit_code = excluded.exit_code, exit_class = excluded.exit_class, since = now(),
+       seen_at = excluded.seen_at
  where (u.state, u.exit_code, u.exit_class) is distinct from (excluded.state, excluded.exit_code, excluded.exit_class)
 """
 
