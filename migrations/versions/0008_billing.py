@@ -134,6 +134,9 @@ LEDGER = (
     create function billing.stamp(at timestamptz) returns text language sql immutable as
     $$ select to_char(at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') $$
     """,
+    # Which cluster this is, as whoever starts last found it: asking Postgres each time would read a file.
+    "create table billing.here (one boolean primary key default true check (one), cluster bigint not null)",
+    "insert into billing.here (cluster) select system_identifier from pg_control_system()",
     # The sum of an account's entries of all transactions before `tx`, which had all ended when it was taken.
     """
     create table billing.checkpoints (
@@ -156,7 +159,7 @@ LEDGER = (
             where e.account_id = account and e.tx >= coalesce(c.tx, '0'::xid8)), 0))::bigint
         from (select 1) one left join billing.checkpoints c
             on c.account_id = account and c.tx <= pg_snapshot_xmin(pg_current_snapshot())
-                and c.cluster = (select system_identifier from pg_control_system())
+                and c.cluster = (select cluster from billing.here)
     $$
     """,
     # Never by a scan of all entries, which a plan from the time when there were few would do for each account.
@@ -181,7 +184,8 @@ USAGE = (
     )
     """,
     # One thing that is metered at one price: an allocation, or a meter of a function, a deployment, a key.
-    # `quantity` is what was rated of it so far; of allocations, which are rated by time, it stays 0.
+    # `quantity` is what was rated of it so far; of allocations, which are rated by time, it stays 0. Only they have
+    # GPUs, which their price is for.
     """
     create table billing.series (
         id text primary key,
@@ -192,6 +196,7 @@ USAGE = (
         resource_id text not null,
         meter text not null,
         detail text not null default '',
+        gpus int not null default 0,
         labels jsonb not null default '{}',
         leased boolean not null default false,
         price_microusd bigint not null,
@@ -415,13 +420,13 @@ FUNDS = (
     create function billing.lock_purse(
         payer text, project text,
         out funds_microusd bigint, out committed_microusd_per_hour bigint, out budgeted boolean
-    ) language plpgsql as
+    ) language plpgsql set enable_seqscan = off as
     $$ begin
         select c.credit_limit_microusd into funds_microusd
         from billing.customers c where c.organisation_id = payer for update;
         if not found then return; end if;
-        select funds_microusd + billing.balance_of(payer || '/balance') + billing.balance_of(payer || '/credit')
-                - coalesce((
+        select funds_microusd + (select microusd from billing.balances(payer || '/balance'))
+                + (select microusd from billing.balances(payer || '/credit')) - coalesce((
                     select ceil(sum(u.cost_microusd)) from billing.unbilled u where u.organisation_id = payer), 0),
             coalesce((select sum(price_microusd_per_hour) from compute.commitments where organisation_id = payer), 0),
             exists (select 1 from billing.budgets b where b.project_id = project and b.deleted_at is null)

@@ -12,7 +12,7 @@ import pytest
 from e2e.cloud import Cloud
 
 pytestmark = pytest.mark.timeout(300)
-DEPLETED = "the organisation's balance is used up"
+DEPLETED = "the organisation's balance is used up: top up and create it again"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ BUDGETS_MAX: Final = 100
 LEASE_S_MAX: Final = 3600.0
 WARNING_FACT: Final = "billing.budget_warning"
 EXHAUSTED_FACT: Final = "billing.budget_exhausted"
+_RAISE: Final = "raise it with `penstock billing budget set`"
 
 
 class Period(StrEnum):
@@ -118,11 +119,14 @@ def tranche(budgets: Sequence[Budget], *, asked: int, needed: int, terms: Budget
 
 
 def refusal(budget: Budget) -> str:
-    """Why nothing more is to be had."""
-    text = f"{budget.title} is used up: of {dollars(budget.limit_microusd)}, {dollars(budget.spent_microusd)} is spent"
+    """Why no more is to be had, and what to do about it."""
+    if budget.limit_microusd == 0:
+        return f"the limit of {budget.title} is $0.00: nothing may be spent; {_RAISE}"
+    left = f"has {dollars(budget.room_microusd)} left" if budget.room_microusd > 0 else "is used up"
+    text = f"{budget.title} {left}: {dollars(budget.spent_microusd)} of {dollars(budget.limit_microusd)} is spent"
     if promised := budget.reserved_microusd + budget.held_microusd:
-        text += f" and {dollars(promised)} promised to what runs"
-    return f"{text}; it resets at {budget.ends_at:%Y-%m-%d %H:%M} UTC"
+        text += f", and what runs needs {dollars(promised)} more"
+    return f"{text}; it resets at {budget.ends_at:%Y-%m-%d %H:%M} UTC; {_RAISE}"
 
 
 def budget_payload(budget: Budget) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Terms:
 
     low_balance_microusd: int = 5 * MICROUSD
     #: Release is pending when the balance would end within this time.
-    release_within_s: float = 900
+    release_within_s: float = 300
     #: A create needs funds for everything that runs, and for itself, for this long.
     funds_minimum_s: float = 600
     #: A depleted balance counts as refilled from this amount on: not for the crumbs that a stop leaves over.

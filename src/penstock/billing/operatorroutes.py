@@ -49,6 +49,12 @@ def _adjustments(adjustments: Adjust, db: Database) -> list[Any]:
 
         return http.created(await idempotency.run(db, once, effect))
 
+    @get("/terms/{organisation_id:str}", operation_id="getBillingTerms")
+    async def get_terms(caller: Caller, organisation_id: str) -> rest.BillingTerms:
+        """How far an organisation may go below zero; operators only."""
+        async with db.read() as conn:
+            return await adjustments.terms(conn, caller, organisation_id)
+
     @put("/terms/{organisation_id:str}", operation_id="putBillingTerms")
     async def put_terms(
         caller: Caller, once: Once | None, organisation_id: str, data: rest.BillingTermsPut
@@ -60,7 +66,7 @@ def _adjustments(adjustments: Adjust, db: Database) -> list[Any]:
 
         return _done(await idempotency.run(db, once, effect))
 
-    return [create_grant, create_correction, put_terms]
+    return [create_grant, create_correction, get_terms, put_terms]
 
 
 def _prices(db: Database) -> list[Any]:

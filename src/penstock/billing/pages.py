@@ -90,7 +90,8 @@ def _head(invoice: Invoice) -> str:
     draft = '<p><span class="draft">Draft: the month is not over, or not charged to its end</span></p>'
     return (
         f"<header><div><h1>Invoice {_text(invoice.month)}</h1><p>{_text(invoice.organisation_name)}</p>"
-        f"<p><small>{_text(invoice.organisation_id)}</small></p>{draft if invoice.draft else ''}</div>"
+        f"<p><small>{_text(invoice.organisation_id)}</small></p><p>Number {_text(invoice.number)}</p>"
+        f"{draft if invoice.issued_on is None else f'<p>Issued on {invoice.issued_on}</p>'}</div>"
         f'<div class="total"><p>Total, {_text(invoice.currency)}</p>'
         f"<p><strong>{cents(invoice.total_cents)}</strong></p></div></header>"
     )
@@ -116,7 +117,8 @@ def _usage(invoice: Invoice) -> str:
 
 
 def _usage_row(line: InvoiceLine) -> str:
-    what = f"{_text(line.sku)} <small>{_text(line.meter)}</small>" if line.sku else _text(line.meter)
+    times = f" x {line.gpus}" if line.gpus else ""
+    what = f"{_text(line.sku)}{times} <small>{_text(line.meter)}</small>" if line.sku else _text(line.meter)
     return (
         f'<tr><td>{what}</td><td class="number">{_text(line.quantity_text)}</td>'
         f'<td class="number">{_text(line.price_text)}</td><td class="number">{dollars(line.amount_microusd)}</td></tr>'
@@ -132,7 +134,8 @@ def _summary(invoice: Invoice) -> str:
         _row(["Total charged"], dollars(invoice.total_microusd), kind="sum"),
         _row(["of it from promotional credit"], dollars(invoice.credit_used_microusd)),
         _row(["of it from the balance"], dollars(invoice.balance_used_microusd)),
-        _row([f"Total, rounded once to cents ({dollars(invoice.rounding_microusd)})"], cents(invoice.total_cents)),
+        _row(["Rounding to whole cents"], dollars(invoice.rounding_microusd)),
+        _row(["Total in whole cents"], cents(invoice.total_cents), kind="sum"),
     ]
     return f"{corrections}\n<h2>Total</h2>\n<table><tbody>\n" + "\n".join(rows) + "\n</tbody></table>"
 
@@ -162,7 +165,7 @@ def _foot(invoice: Invoice) -> str:
         else ""
     )
     return (
-        f"<footer>{more}<p>Days are UTC's; a minute belongs to the month in which it began. Charged until"
+        f"<footer>{more}<p>Days are UTC's; usage belongs to the month in which its window began. Charged until"
         f" {_moment(invoice.accrued_until)}.</p><p>Amounts are exact to the micro-dollar.</p></footer>"
     )
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.billing.model import AMOUNT_MAX_MICROUSD, CURRENCY, MICROUSD
 from penstock.kit.errors import Invalid
+from penstock.kit.text import dollars
 
 #: Providers count in cents.
 CENT_MICROUSD: Final = 10_000
@@ -214,7 +215,8 @@ class PaymentTerms:
 def check_amount(amount_microusd: int, *, at_least: int = CENT_MICROUSD) -> int:
     """The amount, or Invalid: whole cents, within bounds."""
     if not at_least <= amount_microusd <= AMOUNT_MAX_MICROUSD:
-        raise Invalid(f"amount_microusd must be {at_least} to {AMOUNT_MAX_MICROUSD}", field="amount_microusd")
+        bounds = f"{at_least} to {AMOUNT_MAX_MICROUSD} ({dollars(at_least)} to {dollars(AMOUNT_MAX_MICROUSD)})"
+        raise Invalid(f"amount_microusd must be {bounds}", field="amount_microusd")
     if amount_microusd % CENT_MICROUSD:
         raise Invalid(f"amount_microusd must be whole cents: a multiple of {CENT_MICROUSD}", field="amount_microusd")
     return amount_microusd

@@ -15,7 +15,6 @@ from penstock.billing.providers.local import Local
 from penstock.billing.providers.port import Provider
 from penstock.billing.service import topups
 from penstock.kit.db import Database
-from penstock.kit.errors import NotFound
 
 _SESSION: Final = re.compile(r"cs_local_[0-9a-f]{40}")
 #: A page of its own: nothing is loaded, nobody may frame it, and its address goes nowhere.
@@ -65,9 +64,9 @@ def _returns() -> list[Any]:
 
 
 def _checkout(db: Database, provider: Local) -> list[Any]:
-    async def find(session_id: str) -> Payment:
+    async def find(session_id: str) -> Payment | None:
         if not _SESSION.fullmatch(session_id):
-            raise NotFound("no such page")
+            return None
         async with db.read() as conn:
             return await topups.at_page(conn, provider.name, session_id)
 
@@ -80,7 +79,7 @@ def _checkout(db: Database, provider: Local) -> list[Any]:
     async def pay(session_id: str) -> Response[str]:
         """Pay."""
         payment = await find(session_id)
-        if payment.state is not PaymentState.OPEN:
+        if payment is None or payment.state is not PaymentState.OPEN:
             return _form(payment)
         await provider.pay(payment)
         return _page("Paid", f"<p>{_amount(payment)} will be on the balance in a moment.</p>{_SIMULATED}")
@@ -89,7 +88,7 @@ def _checkout(db: Database, provider: Local) -> list[Any]:
     async def cancel(session_id: str) -> Response[str]:
         """Turn back."""
         payment = await find(session_id)
-        if payment.state is not PaymentState.OPEN:
+        if payment is None or payment.state is not PaymentState.OPEN:
             return _form(payment)
         await provider.cancel(payment)
         return _page("Cancelled", f"<p>Nothing was charged.</p>{_SIMULATED}")
@@ -97,7 +96,9 @@ def _checkout(db: Database, provider: Local) -> list[Any]:
     return [show, pay, cancel]
 
 
-def _form(payment: Payment) -> Response[str]:
+def _form(payment: Payment | None) -> Response[str]:
+    if payment is None:
+        return _page("No such page", "<p>Nobody is to pay here. Was the address copied as a whole?</p>", status=404)
     if payment.state is not PaymentState.OPEN:
         return _page(_amount(payment), f"<p>This payment is {html.escape(payment.state)}.</p>{_SIMULATED}")
     at = f"/pay/{payment.session_id}"
@@ -105,12 +106,13 @@ def _form(payment: Payment) -> Response[str]:
         f'<form method="post" action="{at}/pay"><button class="pay">Pay</button></form> '
         f'<form method="post" action="{at}/cancel"><button>Cancel</button></form>'
     )
-    return _page(_amount(payment), f"<p>Top-up {html.escape(payment.id)}</p>{_SIMULATED}<p>{buttons}</p>")
+    return _page(_amount(payment), f"<p>Top-up {html.escape(payment.id)}</p>{_SIMULATED}<div>{buttons}</div>")
 
 
 def _amount(payment: Payment) -> str:
     return f"${payment.amount_microusd // 1_000_000:,}.{payment.amount_microusd // 10_000 % 100:02d}"
 
 
-def _page(title: str, body: str) -> Response[str]:
-    return Response(_PAGE.format(title=title, body=body), media_type=MediaType.HTML, headers=_HEADERS)
+def _page(title: str, body: str, *, status: int = 200) -> Response[str]:
+    page = _PAGE.format(title=title, body=body)
+    return Response(page, media_type=MediaType.HTML, headers=_HEADERS, status_code=status)

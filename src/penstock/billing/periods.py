@@ -23,10 +23,11 @@ class Period:
 
     @classmethod
     def of(cls, from_day: str | None, to_day: str | None, *, today: date) -> "Period":
-        """What was asked for; without a beginning from the first of the month, without an end until today."""
+        """What was asked for; without a beginning from the first of the month, at the latest this one; without an
+        end until today."""
         begins = _day("from", from_day)
         last = _day("to", to_day) or max(today, begins or today)
-        first = begins or last.replace(day=1)
+        first = begins or min(last, today).replace(day=1)
         for name, day in (("to", last), ("from", first)):
             if not _FIRST <= day <= _LAST:
                 raise Invalid(f"{name} must be a day between {_FIRST} and {_LAST}", field=name)

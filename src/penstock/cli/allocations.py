@@ -10,7 +10,7 @@ from penstock.cli.errors import SERVER, CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import dollars
+from penstock.cli.text import Money
 from penstock.sdk.compute import AT_REST
 from penstock.wire.rest import Allocation, TimelineEntry
 
@@ -28,9 +28,9 @@ COLUMNS: list[Column[Allocation]] = [
     Column("state", lambda item: item.state),
     Column("sku", lambda item: item.sku),
     Column("gpus", lambda item: f"{item.gpus}{' (simulated)' if item.simulated else ''}"),
-    Column("per hour", lambda item: dollars(item.price_microusd_per_hour)),
+    Column("per hour", lambda item: Money(item.price_microusd_per_hour)),
     Column("created", lambda item: item.created_at),
-    Column("reason", lambda item: item.reason),
+    Column("reason", lambda item: item.reason, chars_max=60),
 ]
 DETAIL_COLUMNS: list[Column[Allocation]] = [
     *COLUMNS,

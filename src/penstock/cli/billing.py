@@ -8,9 +8,10 @@ import typer
 
 from penstock.cli import budgets, payments, prices
 from penstock.cli.errors import CONFLICT, CliError
+from penstock.cli.figures import is_time, remaining, used, what
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import clean, decimal, dollars, microusd
+from penstock.cli.text import Money, clean, dollars, microusd
 from penstock.wire.rest import (
     Balance,
     BillingTerms,
@@ -31,8 +32,7 @@ app = group("billing", "Balance, costs, statements and invoices.")
 app.add_typer(prices.app)
 app.add_typer(budgets.app)
 
-_ALLOCATION: Final = "allocation."
-_US_PER_HOUR: Final = 3_600_000_000
+_AMOUNT_MIN_MICROUSD: Final = 1
 
 From = Annotated[str | None, typer.Option("--from", metavar="DAY", help="The first day (UTC); default: of the month.")]
 To = Annotated[str | None, typer.Option("--to", metavar="DAY", help="The last day (UTC), included; default: today.")]
@@ -41,44 +41,44 @@ Memo = Annotated[str, typer.Option(help="Why: it stands on the statement.")]
 BALANCE_COLUMNS: list[Column[Balance]] = [
     Column("organisation", lambda found: found.organisation_id),
     Column("state", lambda found: found.state),
-    Column("available", lambda found: dollars(found.available_microusd)),
-    Column("balance", lambda found: dollars(found.balance_microusd)),
-    Column("promotional credit", lambda found: dollars(found.credit_microusd)),
-    Column("held", lambda found: dollars(found.holds_microusd)),
-    Column("credit limit", lambda found: dollars(found.credit_limit_microusd)),
-    Column("running costs per hour", lambda found: dollars(found.burn_microusd_per_hour)),
-    Column("other usage per hour", lambda found: dollars(found.metered_microusd_per_hour)),
-    Column("lasts", lambda found: "for ever" if found.lasts_s is None else lasting(found.lasts_s)),
+    Column("available", lambda found: Money(found.available_microusd)),
+    Column("balance", lambda found: Money(found.balance_microusd)),
+    Column("promotional credit", lambda found: Money(found.credit_microusd)),
+    Column("held", lambda found: Money(found.holds_microusd)),
+    Column("credit limit", lambda found: Money(found.credit_limit_microusd)),
+    Column("running costs per hour", lambda found: Money(found.burn_microusd_per_hour)),
+    Column("other usage per hour", lambda found: Money(found.metered_microusd_per_hour)),
+    Column("lasts", remaining),
     Column("ends at", lambda found: found.ends_at),
     Column("charged until", lambda found: found.accrued_until),
 ]
 COST_COLUMNS: list[Column[Cost]] = [
     Column("group", lambda cost: cost.group or "(none)"),
-    Column("cost", lambda cost: dollars(cost.amount_microusd)),
-    Column("used", lambda cost: [f"{meter}={used(meter, count)}" for meter, count in cost.quantities.items()]),
+    Column("cost", lambda cost: Money(cost.amount_microusd)),
+    Column("used", lambda cost: {meter: used(meter, count) for meter, count in cost.quantities.items()}),
 ]
 #: For a terminal: balance and credit together, and the kind is how the transfer's id begins.
 STATEMENT_COLUMNS: list[Column[StatementLine]] = [
     Column("at", lambda line: line.at),
-    Column("change", lambda line: dollars(_spendable(line.change))),
-    Column("after", lambda line: dollars(_spendable(line.after))),
+    Column("change", lambda line: Money(_spendable(line.change))),
+    Column("after", lambda line: Money(_spendable(line.after))),
     Column("transfer", lambda line: line.transfer_id),
     Column("memo", lambda line: line.memo),
 ]
-#: For spreadsheets: every account, and amounts as bare numbers.
+#: For spreadsheets: every account, exactly as the API's own download has it.
 STATEMENT_CSV_COLUMNS: list[Column[StatementLine]] = [
-    Column("at", lambda line: line.at),
+    Column("at", lambda line: line.at.isoformat()),
+    Column("transfer_id", lambda line: line.transfer_id),
     Column("kind", lambda line: line.kind),
-    Column("balance change", lambda line: decimal(line.change.balance_microusd)),
-    Column("credit change", lambda line: decimal(line.change.credit_microusd)),
-    Column("held change", lambda line: decimal(line.change.holds_microusd)),
-    Column("balance", lambda line: decimal(line.after.balance_microusd)),
-    Column("credit", lambda line: decimal(line.after.credit_microusd)),
-    Column("held", lambda line: decimal(line.after.holds_microusd)),
     Column("memo", lambda line: line.memo),
-    Column("window", lambda line: line.window_start),
     Column("corrects", lambda line: line.corrects),
-    Column("transfer", lambda line: line.transfer_id),
+    Column("window_start", lambda line: line.window_start.isoformat() if line.window_start else ""),
+    Column("balance_usd", lambda line: Money(line.change.balance_microusd)),
+    Column("credit_usd", lambda line: Money(line.change.credit_microusd)),
+    Column("holds_usd", lambda line: Money(line.change.holds_microusd)),
+    Column("balance_after_usd", lambda line: Money(line.after.balance_microusd)),
+    Column("credit_after_usd", lambda line: Money(line.after.credit_microusd)),
+    Column("holds_after_usd", lambda line: Money(line.after.holds_microusd)),
 ]
 TRANSFER_COLUMNS: list[Column[LedgerTransfer]] = [
     Column("transfer", lambda found: found.id),
@@ -93,50 +93,62 @@ TRANSFER_COLUMNS: list[Column[LedgerTransfer]] = [
 ]
 ENTRY_COLUMNS: list[Column[LedgerEntry]] = [
     Column("account", lambda entry: entry.account_id),
-    Column("amount", lambda entry: dollars(entry.amount_microusd)),
+    Column("amount", lambda entry: Money(entry.amount_microusd)),
 ]
 WINDOW_COLUMNS: list[Column[UsageWindow]] = [
     Column("resource", lambda window: window.resource_id),
-    Column("what", lambda window: window.sku or window.meter),
+    Column("what", what),
     Column("from", lambda window: window.from_at),
     Column("used", lambda window: used(window.meter, window.quantity)),
-    Column("cost", lambda window: dollars(window.amount_microusd)),
+    Column("cost", lambda window: Money(window.amount_microusd)),
 ]
 SUMMARY_COLUMNS: list[Column[InvoiceSummary]] = [
     Column("month", lambda found: found.month),
-    Column("usage", lambda found: dollars(found.usage_microusd)),
+    Column("usage", lambda found: Money(found.usage_microusd)),
     Column("draft", lambda found: found.draft),
 ]
 LINE_COLUMNS: list[Column[InvoiceLine]] = [
     Column("project", lambda line: line.project_name),
     Column("project id", lambda line: line.project_id),
-    Column("what", lambda line: line.sku or line.meter),
+    Column("what", what),
     Column("quantity", lambda line: line.quantity_text),
     Column("price", lambda line: line.price_text),
-    Column("amount", lambda line: dollars(line.amount_microusd)),
+    Column("amount", lambda line: Money(line.amount_microusd)),
+]
+#: For spreadsheets: `per` units of the quantity cost the price; of allocations, an hour.
+LINE_CSV_COLUMNS: list[Column[InvoiceLine]] = [
+    Column("project", lambda line: line.project_name),
+    Column("project id", lambda line: line.project_id),
+    Column("meter", lambda line: line.meter),
+    Column("sku", lambda line: line.sku),
+    Column("gpus", lambda line: line.gpus),
+    Column("quantity", lambda line: used(line.meter, line.quantity)),
+    Column("price", lambda line: Money(line.price_microusd)),
+    Column("per", lambda line: 1 if is_time(line.meter) else line.per),
+    Column("amount", lambda line: Money(line.amount_microusd)),
 ]
 MOVEMENT_COLUMNS: list[Column[InvoiceMovement]] = [
     Column("at", lambda each: each.at),
     Column("kind", lambda each: each.kind),
-    Column("amount", lambda each: dollars(each.amount_microusd)),
+    Column("amount", lambda each: Money(each.amount_microusd)),
     Column("transfer", lambda each: each.transfer_id),
     Column("memo", lambda each: each.memo),
 ]
 TOTAL_COLUMNS: list[Column[Invoice]] = [
     Column("month", lambda found: found.month + (" (draft)" if found.draft else "")),
-    Column("usage", lambda found: dollars(found.usage_microusd)),
-    Column("corrections", lambda found: dollars(found.corrections_microusd)),
-    Column("total", lambda found: dollars(found.total_microusd)),
-    Column("from promotional credit", lambda found: dollars(found.credit_used_microusd)),
-    Column("from the balance", lambda found: dollars(found.balance_used_microusd)),
-    Column("total, rounded to cents", lambda found: dollars(found.total_cents * 10_000)),
-    Column("paid in", lambda found: dollars(found.payments_microusd)),
-    Column("paid back", lambda found: dollars(found.refunds_microusd)),
-    Column("promotional credit granted", lambda found: dollars(found.grants_microusd)),
+    Column("usage", lambda found: Money(found.usage_microusd)),
+    Column("corrections", lambda found: Money(found.corrections_microusd)),
+    Column("total", lambda found: Money(found.total_microusd)),
+    Column("from promotional credit", lambda found: Money(found.credit_used_microusd)),
+    Column("from the balance", lambda found: Money(found.balance_used_microusd)),
+    Column("total, rounded to cents", lambda found: Money(found.total_cents * 10_000)),
+    Column("paid in", lambda found: Money(found.payments_microusd)),
+    Column("paid back", lambda found: Money(found.refunds_microusd)),
+    Column("promotional credit granted", lambda found: Money(found.grants_microusd)),
 ]
 TERMS_COLUMNS: list[Column[BillingTerms]] = [
     Column("organisation", lambda terms: terms.organisation_id),
-    Column("credit limit", lambda terms: dollars(terms.credit_limit_microusd)),
+    Column("credit limit", lambda terms: Money(terms.credit_limit_microusd)),
 ]
 PROBLEM_COLUMNS: list[Column[LedgerProblem]] = [
     Column("check", lambda problem: problem.check),
@@ -251,9 +263,10 @@ def _show_invoice(session: Session, found: Invoice) -> None:
     if session.output.format is Format.JSON:
         session.output.json(found)
         return
-    session.output.items(found.lines, LINE_COLUMNS)
     if session.output.format is Format.CSV:
+        session.output.items(found.lines, LINE_CSV_COLUMNS)
         return
+    session.output.items(found.lines, LINE_COLUMNS)
     for title, movements in (("corrections", found.corrections), ("movements", found.movements)):
         if movements:
             session.output.line(f"\n{title}")
@@ -270,8 +283,9 @@ def grant(
     memo: Memo,
 ) -> None:
     """Give an organisation promotional credit; operators only."""
+    asked = microusd(amount, field="amount", at_least=_AMOUNT_MIN_MICROUSD)
     with session.client() as client:
-        made = client.billing.grant(organisation_id, microusd(amount, field="amount"), memo=memo)
+        made = client.billing.grant(organisation_id, asked, memo=memo)
     _show_transfer(session, made)
 
 
@@ -287,8 +301,9 @@ def correct(
     memo: Memo,
 ) -> None:
     """Give back a part of a charge, or take back a part of a grant; operators only."""
+    asked = microusd(amount, field="amount", at_least=_AMOUNT_MIN_MICROUSD)
     with session.client() as client:
-        made = client.billing.correct(transfer_id, microusd(amount, field="amount"), memo=memo)
+        made = client.billing.correct(transfer_id, asked, memo=memo)
     _show_transfer(session, made)
 
 
@@ -296,12 +311,18 @@ def correct(
 def terms(
     session: Session,
     organisation_id: Annotated[str, typer.Argument(help="The organisation (org_…).")],
-    credit_limit: Annotated[str, typer.Option(metavar="DOLLARS", help="How far it may go below zero.")],
+    credit_limit: Annotated[
+        str | None, typer.Option(metavar="DOLLARS", help="Let it go so far below zero; without it, show the terms.")
+    ] = None,
 ) -> None:
-    """Set how far an organisation may go below zero; operators only."""
-    limit = microusd(credit_limit, field="credit-limit")
+    """Show or set how far an organisation may go below zero; operators only."""
+    limit = None if credit_limit is None else microusd(credit_limit, field="credit-limit")
     with session.client() as client:
-        session.output.item(client.billing.set_terms(organisation_id, credit_limit_microusd=limit), TERMS_COLUMNS)
+        if limit is None:
+            found = client.billing.terms(organisation_id)
+        else:
+            found = client.billing.set_terms(organisation_id, credit_limit_microusd=limit)
+    session.output.item(found, TERMS_COLUMNS)
 
 
 @command(app, "verify", example="penstock billing verify --organisation org_default --from 2026-11-01")
@@ -341,17 +362,3 @@ def day(text: str | None, field: str) -> date | None:
         return datetime.strptime(text.strip(), "%Y-%m-%d").date()  # noqa: DTZ007 - a day has no zone
     except ValueError as error:
         raise CliError(f"{field} must be a day such as 2026-11-16, not {clean(text)[:40]!r}", field=field) from error
-
-
-def used(meter: str, quantity: int) -> str:
-    """A quantity as people read it: hours of allocations."""
-    return f"{quantity / _US_PER_HOUR:,.4f} h" if meter.startswith(_ALLOCATION) else f"{quantity:,}"
-
-
-def lasting(seconds: float) -> str:
-    """A time that may be long, in its two largest units."""
-    minutes = int(seconds // 60)
-    days, hours = divmod(minutes // 60, 24)
-    if days:
-        return f"{days:,} d {hours} h"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"

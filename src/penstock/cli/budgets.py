@@ -1,13 +1,13 @@
 """Budgets: what a project or a key of it may spend in an hour, a day or a month."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from penstock.cli.output import Column
+from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import dollars, microusd
+from penstock.cli.text import Money, microusd
 from penstock.wire.rest import Budget
 
 app = group("budget", "What may be spent in an hour, a day or a month.")
@@ -16,13 +16,16 @@ COLUMNS: list[Column[Budget]] = [
     Column("id", lambda budget: budget.id),
     Column("subject", lambda budget: budget.key_id or budget.project_id),
     Column("period", lambda budget: budget.period),
-    Column("limit", lambda budget: dollars(budget.limit_microusd)),
-    Column("spent", lambda budget: dollars(budget.spent_microusd)),
-    Column("reserved", lambda budget: dollars(budget.reserved_microusd)),
-    Column("remaining", lambda budget: dollars(budget.remaining_microusd)),
+    Column("limit", lambda budget: Money(budget.limit_microusd)),
+    Column("spent", lambda budget: Money(budget.spent_microusd)),
+    Column("reserved", lambda budget: Money(budget.reserved_microusd)),
+    Column("remaining", lambda budget: Money(budget.remaining_microusd)),
     Column("resets at", lambda budget: budget.resets_at),
     Column("action", lambda budget: budget.action),
 ]
+
+#: For a terminal: what is promised is not remaining, and a period ends with the calendar's.
+LIST_TABLE: Final = [column for column in COLUMNS if column.title not in ("reserved", "resets at")]
 
 BudgetId = Annotated[str, typer.Argument(metavar="BUDGET", help="The budget (bdg_…).")]
 
@@ -56,7 +59,8 @@ def set_(
 def list_(session: Session) -> None:
     """List budgets and how they stand."""
     with session.client() as client:
-        session.output.items(client.budgets.list(), COLUMNS)
+        columns = LIST_TABLE if session.output.format is Format.TABLE else COLUMNS
+        session.output.items(client.budgets.list(), columns)
 
 
 @command(app, "show", example="penstock billing budget show bdg_01k9z3v5w7x8y9z0a1b2c3d4e5")
@@ -71,3 +75,4 @@ def delete(session: Session, budget: BudgetId) -> None:
     """Delete a budget: it limits nothing any more."""
     with session.client() as client:
         client.budgets.delete(budget)
+    notice(f"deleted {budget}")

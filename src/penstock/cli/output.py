@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 #: Wide enough that no cell is ever folded: an id in two pieces cannot be copied. Terminals wrap long lines themselves.
 _WIDTH_UNBOUNDED: Final = 10_000
+#: A longer list of one object's has a line for each entry.
+_LIST_CHARS_MAX: Final = 90
 
 
 class Format(StrEnum):
@@ -31,10 +33,18 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """One column: its heading and how to read its value."""
+    """One column: its heading and how to read its value. In tables of many, text is cut after `chars_max`."""
 
     title: str
     read: Callable[[T], object]
+    chars_max: int | None = None
+
+    def brief(self, item: T) -> object:
+        """The value for a table of many."""
+        value = self.read(item)
+        if self.chars_max is None or not isinstance(value, str) or len(value) <= self.chars_max:
+            return value
+        return value[: self.chars_max - 1].rstrip() + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,9 @@ class Output:
         if self.format is Format.JSON:
             self.json({"items": list(items), "next_cursor": None})
             return
-        self.rows([column.title for column in columns], ([column.read(item) for column in columns] for item in items))
+        brief = self.format is Format.TABLE
+        read = [column.brief if brief else column.read for column in columns]
+        self.rows([column.title for column in columns], ([value(item) for value in read] for item in items))
 
     def item(self, item: "msgspec.Struct", columns: Sequence[Column[Any]]) -> None:
         """One object: a line for each of its values, but in CSV a heading and one line."""
@@ -59,7 +71,7 @@ class Output:
             self.items([item], columns)
         else:
             pairs = ((column.title, column.read(item)) for column in columns)
-            self.table(None, [[title, value] for title, value in pairs if value not in (None, "", [], {})])
+            self.table(None, [row for title, value in pairs for row in _lines(title, value)])
 
     def rows(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Rows with headings, as a table or as CSV."""
@@ -114,7 +126,17 @@ class Output:
         if self.heading:
             writer.writerow([title.lower().replace(" ", "_") for title in titles])
         for row in rows:
-            writer.writerow([csv_cell(cell(value)) for value in row])
+            writer.writerow([csv_cell(cell(value, bare=True)) for value in row])
+
+
+def _lines(title: str, value: object) -> list[list[object]]:
+    """A value beside its title: nothing for none, and a long list on lines of its own."""
+    if value in (None, "", [], {}):
+        return []
+    if isinstance(value, list) and len(cell(value)) > _LIST_CHARS_MAX:
+        entries: list[object] = value
+        return [["" if number else title, entry] for number, entry in enumerate(entries)]
+    return [[title, value]]
 
 
 def notice(text: str) -> None:

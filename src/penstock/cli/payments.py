@@ -8,21 +8,31 @@ from penstock.cli.errors import SERVER, CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import dollars, microusd
+from penstock.cli.text import Money, microusd
 from penstock.wire.rest import Payment, ProviderEvent, Refund
 
 _WAIT_S: Final = 900.0
-_PLACES_MAX: Final = 2
+_CENT_MICROUSD: Final = 10_000
+_TOPUP_MIN_MICROUSD: Final = 1_000_000
 
 PAYMENT_COLUMNS: list[Column[Payment]] = [
     Column("id", lambda payment: payment.id),
     Column("state", lambda payment: payment.state),
-    Column("amount", lambda payment: dollars(payment.amount_microusd)),
-    Column("refunded", lambda payment: dollars(payment.refunded_microusd)),
+    Column("amount", lambda payment: Money(payment.amount_microusd)),
+    Column("refunded", lambda payment: Money(payment.refunded_microusd)),
     Column("provider", lambda payment: payment.provider),
     Column("created", lambda payment: payment.created_at),
     Column("completed", lambda payment: payment.completed_at),
     Column("reason", lambda payment: payment.reason),
+]
+#: For a terminal: the rest is on the payment's own page.
+PAYMENT_TABLE: list[Column[Payment]] = [
+    Column("id", lambda payment: payment.id),
+    Column("state", lambda payment: payment.state),
+    Column("amount", lambda payment: Money(payment.amount_microusd)),
+    Column("refunded", lambda payment: Money(payment.refunded_microusd)),
+    Column("created", lambda payment: payment.created_at),
+    Column("reason", lambda payment: payment.reason, chars_max=30),
 ]
 PAYMENT_DETAILS: list[Column[Payment]] = [
     *PAYMENT_COLUMNS,
@@ -33,7 +43,7 @@ REFUND_COLUMNS: list[Column[Refund]] = [
     Column("id", lambda refund: refund.id),
     Column("payment", lambda refund: refund.payment_id),
     Column("state", lambda refund: refund.state),
-    Column("amount", lambda refund: dollars(refund.amount_microusd)),
+    Column("amount", lambda refund: Money(refund.amount_microusd)),
     Column("reason", lambda refund: refund.reason),
     Column("failure", lambda refund: refund.failure),
     Column("created", lambda refund: refund.created_at),
@@ -75,12 +85,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(events)
 
 
-def cents(text: str) -> int:
-    """Dollars as a person types them, in whole cents."""
-    amount = microusd(text, field="amount")
-    if len(text.strip().partition(".")[2]) > _PLACES_MAX:
-        raise CliError(f"amount can have at most {_PLACES_MAX} decimals: payments are in whole cents", field="amount")
-    return amount
+def cents(text: str, *, at_least: int = _CENT_MICROUSD) -> int:
+    """Dollars as a person types them, in whole cents: payments know nothing smaller."""
+    return microusd(text, field="amount", at_least=at_least, places=2)
 
 
 def topup(
@@ -91,7 +98,7 @@ def topup(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long --wait waits at most.")] = _WAIT_S,
 ) -> None:
     """Pay in, and show where. The balance is credited when the provider confirms."""
-    asked = cents(amount)
+    asked = cents(amount, at_least=_TOPUP_MIN_MICROUSD)
     with session.client() as client:
         made = client.payments.topup(asked)
         if pay:
@@ -113,7 +120,8 @@ def payments(
 ) -> None:
     """List payments, newest first."""
     with session.client() as client:
-        session.output.items(client.payments.list(limit=limit), PAYMENT_COLUMNS)
+        columns = PAYMENT_TABLE if session.output.format is Format.TABLE else PAYMENT_COLUMNS
+        session.output.items(client.payments.list(limit=limit), columns)
 
 
 def payment(session: Session, payment_id: PaymentId) -> None:

@@ -8,14 +8,14 @@ import typer
 from penstock.cli.errors import CliError
 from penstock.cli.output import Column
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import clean, dollars, microusd
+from penstock.cli.text import Money, clean, microusd
 from penstock.wire.rest import Price
 
 app = group("price", "What a unit of each meter costs.")
 
 COLUMNS: list[Column[Price]] = [
     Column("meter", lambda price: price.meter),
-    Column("price", lambda price: dollars(price.price_microusd)),
+    Column("price", lambda price: Money(price.price_microusd)),
     Column("per", lambda price: price.per),
     Column("in force", lambda price: price.in_force),
     Column("effective", lambda price: price.effective_at),

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.output import Column
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import dollars, size
+from penstock.cli.text import Money, size
 from penstock.wire.rest import Sku, SkuPut
 
 _PRICE: Final = re.compile(r"\$?(?P<whole>[0-9]{1,6})(?:\.(?P<rest>[0-9]{1,6}))?")
@@ -28,7 +28,7 @@ COLUMNS: list[Column[Sku]] = [
     Column("gpu", lambda sku: sku.gpu_model),
     Column("share", share),
     Column("counts", lambda sku: ",".join(map(str, sku.gpu_counts))),
-    Column("per gpu hour", lambda sku: dollars(sku.price_microusd_per_gpu_hour)),
+    Column("per gpu hour", lambda sku: Money(sku.price_microusd_per_gpu_hour)),
     Column("memory per gpu", lambda sku: size(sku.memory_bytes_per_gpu)),
     Column("cpus per gpu", lambda sku: f"{sku.cpus_per_gpu:g}"),
     Column("free", lambda sku: sku.gpus_free),

@@ -5,13 +5,30 @@ from datetime import UTC, datetime
 from typing import Final
 
 from penstock.cli.errors import CliError
-from penstock.kit.text import Figure, clean, csv_cell, decimal, dollars
+from penstock.kit.text import Count, Figure, Hours, Money, clean, csv_cell, decimal, dollars
 
-__all__ = ["cell", "clean", "clean_json", "csv_cell", "decimal", "dollars", "microusd", "seconds", "size"]
+__all__ = [
+    "Count",
+    "Hours",
+    "Money",
+    "cell",
+    "clean",
+    "clean_json",
+    "csv_cell",
+    "decimal",
+    "dollars",
+    "microusd",
+    "seconds",
+    "size",
+]
+
+#: The most that the API takes at once.
+AMOUNT_MAX_MICROUSD: Final = 1_000_000_000_000
 
 #: What must not stand inside JSON, where line breaks stand between values.
 _UNSAFE_JSON: Final = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-_AMOUNT: Final = re.compile(r"\$?(?P<whole>[0-9]{1,7})(?:\.(?P<rest>[0-9]{1,6}))?", re.ASCII)
+_AMOUNT: Final = re.compile(r"(?P<sign>-?)\$?(?P<whole>[0-9]{1,40})(?:\.(?P<rest>[0-9]{1,6}))?", re.ASCII)
+_PLACES: Final = {2: "two", 6: "six"}
 
 
 def clean_json(text: str) -> str:
@@ -19,8 +36,8 @@ def clean_json(text: str) -> str:
     return _UNSAFE_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def cell(value: object) -> str:
-    """A value as people read it."""
+def cell(value: object, *, bare: bool = False) -> str:
+    """A value as people read it; bare, without the units that keep programs from reading a number."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -29,12 +46,14 @@ def cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         return Figure(value)
+    if isinstance(value, Money | Hours | Count):
+        return value.bare if bare else str(value)
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, dict):
-        return " ".join(f"{key}={cell(item)}" for key, item in value.items())
+        return " ".join(f"{key}={cell(item, bare=bare)}" for key, item in value.items())
     if isinstance(value, list | tuple):
-        return " ".join(cell(item) for item in value)
+        return " ".join(cell(item, bare=bare) for item in value)
     return str(value)
 
 
@@ -48,14 +67,17 @@ def size(count: int) -> str:
     return f"{amount:.4g} TiB"
 
 
-def microusd(text: str, *, field: str) -> int:
-    """An amount such as 25, 3.49 or $0.000001 as an exact number of micro-dollars."""
+def microusd(text: str, *, field: str, at_least: int = 0, places: int = 6) -> int:
+    """An amount such as 25, 3.49 or $0.000001 as an exact number of micro-dollars, within the API's bounds."""
     found = _AMOUNT.fullmatch(text.strip())
-    if found is None:
-        raise CliError(
-            f"{field} must be dollars with up to six decimals, such as 3.49, not {clean(text)[:40]!r}", field=field
-        )
-    return int(found["whole"]) * 1_000_000 + int((found["rest"] or "").ljust(6, "0"))
+    if found is None or len(found["rest"] or "") > places:
+        wanted = f"dollars with up to {_PLACES[places]} decimals, such as 3.49"
+        raise CliError(f"{field} must be {wanted}, not {clean(text)[:40]!r}", field=field)
+    amount = int(found["whole"]) * 1_000_000 + int((found["rest"] or "").ljust(6, "0"))
+    if found["sign"] or not at_least <= amount <= AMOUNT_MAX_MICROUSD:
+        bounds = f"{dollars(at_least)} to {dollars(AMOUNT_MAX_MICROUSD)}"
+        raise CliError(f"{field} must be {bounds}, not {clean(text)[:40]!r}", field=field)
+    return amount
 
 
 def seconds(text: str, *, field: str) -> int:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.errors import CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Webhook, WebhookCreated, WebhookDelivery
@@ -52,7 +53,7 @@ WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's
 Events = Annotated[
     list[str] | None,
     typer.Option(
-        "--event", metavar="TYPE", help="Send these: a type, provisioning.* or *. Can be given several times."
+        "--event", metavar="TYPE", help="These only: a type, or provisioning.*; repeat. A new one without gets all."
     ),
 ]
 
@@ -94,6 +95,8 @@ def update(
     ] = None,
 ) -> None:
     """Change a webhook's address or events; pause or resume it."""
+    if url is None and event is None and enable is None:
+        raise CliError("give --url, --event, --enable or --pause")
     with session.client() as client:
         changed = client.webhooks.update(webhook, url=url, event_types=event, enabled=enable)
     session.output.item(changed, DETAILS)

@@ -14,7 +14,7 @@ from penstock.identity.errors import KeyBound
 from penstock.identity.fetch import fetch_json
 from penstock.identity.keysets import KeySets
 from penstock.identity.logins import Tokens, caller_of, still_granted
-from penstock.identity.model import ACTIONS, Credential, Person, PrincipalKind, Role, actions
+from penstock.identity.model import ACTIONS, OPERATOR_ACTIONS, Credential, Person, PrincipalKind, Role, actions
 from penstock.identity.store import logins
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller, Login
@@ -173,6 +173,7 @@ def _caller(credential: Credential, member: Role, key: Role, *, operator: bool) 
         role=key if ACTIONS[key] <= ACTIONS[member] else member,
         actions=actions(key, operator=operator) & actions(member, operator=operator),
         operator=operator,
+        operators_only=OPERATOR_ACTIONS,
         key_id=credential.key_id,
     )
 

@@ -14,6 +14,7 @@ from penstock.identity.keysets import KeySets
 from penstock.identity.model import (
     DEFAULT_ORGANISATION,
     DEFAULT_PROJECT,
+    OPERATOR_ACTIONS,
     Claims,
     Grant,
     Person,
@@ -142,6 +143,7 @@ def _caller(
         role=role,
         actions=actions(role, operator=operator),
         operator=operator,
+        operators_only=OPERATOR_ACTIONS,
         login=login,
     )
 

@@ -19,7 +19,8 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """An authenticated principal acting in one project. `actions` is what role and key allow together."""
+    """An authenticated principal acting in one project. `actions` is what role and key allow together;
+    `operators_only` is what no role allows."""
 
     principal_id: str
     principal_kind: str
@@ -29,6 +30,7 @@ class Caller:
     role: str
     actions: frozenset[str]
     operator: bool = False
+    operators_only: frozenset[str] = frozenset()
     key_id: str | None = None
     login: Login | None = None
 
@@ -44,5 +46,8 @@ class Caller:
 
     def require(self, action: str) -> None:
         """Pass, or Denied naming what is missing."""
-        if action not in self.actions:
-            raise Denied(f"your role ({self.role}) does not allow {action}", action=action)
+        if action in self.actions:
+            return
+        if action in self.operators_only and not self.operator:
+            raise Denied(f"operators only: no role in an organisation allows {action}", action=action)
+        raise Denied(f"your role ({self.role}) does not allow {action}", action=action)

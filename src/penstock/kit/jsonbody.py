@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import msgspec
 
 from penstock.kit.errors import Invalid
+from penstock.kit.text import dollars
 
 T = TypeVar("T")
 
@@ -33,11 +34,15 @@ _PHRASES: Final = (
     (re.compile(r"Expected `(?:array|object)` of length <= (\d+)"), "max {0} entries"),
     (re.compile(r"Expected `(?:array|object)` of length >= (\d+)"), "min {0} entries"),
     (re.compile(r"Expected `str` matching regex '(.*)'"), "must match the pattern {0}"),
+    (re.compile(r"Expected `int` that's a multiple of (\d+)"), "must be a multiple of {0}"),
     (re.compile(r"Expected `\w+` <= (\S+)"), "max {0}"),
     (re.compile(r"Expected `\w+` >= (\S+)"), "min {0}"),
     (re.compile(r"Expected `\w+` < (\S+)"), "must be less than {0}"),
     (re.compile(r"Expected `\w+` > (\S+)"), "must be greater than {0}"),
 )
+#: Money is counted in micro-dollars; who typed dollars is told the limit in dollars too.
+_MONEY: Final = "_microusd"
+_AMOUNT: Final = re.compile(r"Expected `int` (?:<=|>=|that's a multiple of) (\d+)")
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`")
 _WRONG_TYPE: Final = re.compile(r"Expected `(.+)`, got `(.+)`")
@@ -134,7 +139,12 @@ def invalid(message: str, *, at: str = "") -> Invalid:
     if match := _MISSING.fullmatch(text):
         field = f"{path}.{match[1]}" if path else match[1]
         return Invalid(f"{field}: required", field=field)
-    return Invalid(f"{path or 'body'}: {_phrase(text)}", field=path or "$")
+    return Invalid(f"{path or 'body'}: {_phrase(text)}{_money(path, text)}", field=path or "$")
+
+
+def _money(path: str, text: str) -> str:
+    match = _AMOUNT.fullmatch(text) if path.endswith(_MONEY) else None
+    return f" ({dollars(int(match[1]))})" if match else ""
 
 
 def _phrase(text: str) -> str:

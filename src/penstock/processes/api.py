@@ -19,6 +19,7 @@ from penstock.billing.model import Terms
 from penstock.billing.providers import settings as payment_settings
 from penstock.billing.providers.port import Provider
 from penstock.billing.providers.settings import PaymentSettings
+from penstock.billing.service import checkpoints
 from penstock.billing.service.funds import Funds
 from penstock.compute import routes as compute_routes
 from penstock.compute.claims import Claims
@@ -195,6 +196,7 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     database = await stack.enter_async_context(
         db.connect(settings.database_url, nats_bus.hint, connections_max=settings.database_connections_max, name="api")
     )
+    await checkpoints.arrive(database)
     authenticator = Authenticator(database)
     live = Feed(database, authenticator.still_valid)
     await authenticator.watch(nats_bus)

@@ -45,7 +45,7 @@ class Settings(PaymentSettings, frozen=True, kw_only=True):
     nats_url: str
     window_seconds: Annotated[int, Meta(ge=1, le=3600)] = 60
     low_balance_microusd: Annotated[int, Meta(ge=0, le=10**15)] = 5_000_000
-    release_within_s: Annotated[float, Meta(ge=0, le=7 * 86_400)] = 900
+    release_within_s: Annotated[float, Meta(ge=0, le=7 * 86_400)] = 300
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "json"
@@ -103,6 +103,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         db.connect(settings.database_url, nats_bus.hint, name="biller", command_timeout_s=_COMMAND_S)
     )
     await process.serve_ops(stack, settings.ops_port)
+    await checkpoints.arrive(database)
     standings = Standings(database, settings.terms)
     accrue = Accrue(Settlement(), timedelta(seconds=settings.window_seconds))
     async with asyncio.TaskGroup() as group:

@@ -100,11 +100,15 @@ class Billing(Resource[X]):
         return call("POST", "/billing/corrections", rest.LedgerTransfer, body=body, create=True)
 
     @operation
-    def set_terms(self, organisation_id: str, *, credit_limit_microusd: int) -> Steps[rest.BillingTerms]:
+    def terms(self, organisation_id: str) -> Steps[rest.BillingTerms]:
         """How far an organisation may go below zero; operators only."""
-        path = f"/billing/terms/{identifier('org', organisation_id, name='organisation_id')}"
+        return call("GET", _terms(organisation_id), rest.BillingTerms)
+
+    @operation
+    def set_terms(self, organisation_id: str, *, credit_limit_microusd: int) -> Steps[rest.BillingTerms]:
+        """Let an organisation go so far below zero; operators only."""
         body = rest.BillingTermsPut(credit_limit_microusd=credit_limit_microusd)
-        return call("PUT", path, rest.BillingTerms, body=body, create=True)
+        return call("PUT", _terms(organisation_id), rest.BillingTerms, body=body, create=True)
 
     @operation
     def verify(
@@ -117,6 +121,10 @@ class Billing(Resource[X]):
 
 def _days(from_day: Day, to_day: Day) -> dict[str, str | None]:
     return {"from": None if from_day is None else str(from_day), "to": None if to_day is None else str(to_day)}
+
+
+def _terms(organisation_id: str) -> str:
+    return f"/billing/terms/{identifier('org', organisation_id, name='organisation_id')}"
 
 
 def _all_pages(path: str, answer: type[R], query: Query, limit: int | None) -> Steps[R]:

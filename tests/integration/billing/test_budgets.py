@@ -268,7 +268,7 @@ async def test_money_that_running_allocations_need_is_not_leased(
     assert 151_000 <= held <= 190_000
     lease = await treasury.lease(1_000_000 - held, needed=1_000_000 - held, at=T0 + SECOND)
     assert lease is not None
-    with pytest.raises(BudgetExhausted, match="promised to what runs"):
+    with pytest.raises(BudgetExhausted, match="what runs needs"):
         await treasury.lease(1, at=T0 + SECOND)
     await treasury.settle(lease, 0, at=T0 + SECOND)
     await stage.end(next(iter(stage.runs.values())), T0 + 10 * SECOND)

@@ -10,6 +10,7 @@ import pytest
 from conftest import Servers
 from integration.billing.stage import T0, Stage, transfer
 from penstock.billing.model import CLEARING, PROMOTIONS, REVENUE, Account, Kind, Transfer
+from penstock.billing.service import checkpoints
 from penstock.billing.store import ledger
 from penstock.kit import db
 from penstock.kit.db import Database, Tx
@@ -242,6 +243,19 @@ async def test_a_checkpoint_from_another_cluster_is_ignored_and_replaced(stage: 
     assert [tuple(row) for row in taken] == [(BALANCE, 501), (CLEARING, -501)]
     assert await stage.balance() == 501
     await stage.holds(T0)
+
+
+async def test_whoever_starts_in_another_cluster_forgets_the_checkpoints_of_the_one_before(stage: Stage) -> None:
+    await stage.customer(paid=500)
+    async with stage.db.transaction() as tx:
+        # As a dump of another cluster brings them: both say the same, and it is not here.
+        await tx.execute("update billing.here set cluster = cluster + 1")
+    await _checkpoint(stage)
+    async with stage.db.transaction() as tx:
+        await tx.execute("update billing.checkpoints set balance_microusd = 77")
+    assert await stage.balance() == 77
+    await checkpoints.arrive(stage.db)
+    assert await stage.balance() == 500
 
 
 async def test_a_run_that_is_rolled_back_leaves_no_entry_in_a_checkpoint(stage: Stage) -> None:

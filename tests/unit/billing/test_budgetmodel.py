@@ -75,12 +75,13 @@ def test_budgets_that_warn_refuse_nothing() -> None:
 
 def test_a_refusal_names_budget_limit_spent_and_reset() -> None:
     assert refusal(BUDGET) == (
-        "the monthly budget of the project (bdg_1) is used up: of $20.00, $19.00 is spent;"
-        " it resets at 2026-02-01 00:00 UTC"
+        "the monthly budget of the project (bdg_1) has $1.00 left: $19.00 of $20.00 is spent;"
+        " it resets at 2026-02-01 00:00 UTC; raise it with `penstock billing budget set`"
     )
-    of_key = replace(BUDGET, key_id="key_1", period=Period.HOURLY, reserved_microusd=1, held_microusd=2)
-    assert refusal(of_key).startswith("the hourly budget of key key_1 (bdg_1) is used up")
-    assert "$0.000003 promised to what runs" in refusal(of_key)
+    of_key = replace(BUDGET, key_id="key_1", period=Period.HOURLY, reserved_microusd=1, held_microusd=1_000_002)
+    assert refusal(of_key).startswith("the hourly budget of key key_1 (bdg_1) is used up: $19.00 of $20.00 is spent")
+    assert ", and what runs needs $1.000003 more;" in refusal(of_key)
+    assert "is $0.00: nothing may be spent" in refusal(replace(BUDGET, limit_microusd=0))
 
 
 def test_facts_are_as_the_catalogue_says() -> None:

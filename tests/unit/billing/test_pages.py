@@ -1,6 +1,6 @@
 """The invoice as a page: well formed, complete, and without anything that people wrote taken for markup."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from html.parser import HTMLParser
 
 import msgspec
@@ -17,6 +17,7 @@ LINE = InvoiceLine(
     resource_kind="allocation",
     meter="allocation.interactive",
     sku="g1.1",
+    gpus=8,
     quantity=3_600_000_000,
     quantity_text="1.0000 h",
     price_microusd=3_490_000,
@@ -29,15 +30,17 @@ PAYMENT = InvoiceMovement(
 )
 INVOICE = Invoice(
     month="2026-01",
+    number="2026-01/org_1",
+    issued_on=None,
     organisation_id="org_1",
     organisation_name=EVIL,
     draft=True,
     accrued_until=MOMENT,
     currency="USD",
-    lines=[LINE, msgspec.structs.replace(LINE, sku="", meter="tokens")],
+    lines=[LINE, msgspec.structs.replace(LINE, sku="", gpus=0, meter="tokens")],
     lines_left_out=2,
     usage_microusd=6_990_000,
-    corrections=[msgspec.structs.replace(PAYMENT, kind="correction", amount_microusd=1)],
+    corrections=[msgspec.structs.replace(PAYMENT, kind="correction", amount_microusd=-1)],
     corrections_microusd=-1,
     total_microusd=6_989_999,
     total_cents=699,
@@ -96,7 +99,18 @@ def test_the_page_is_well_formed_and_foreign_text_is_only_text() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["$6.99", "$6.989999", "-$0.000001", "2 smaller lines", "3 more movements", "Draft", "1.0000 h", "payment/pay_1"],
+    [
+        "$6.99",
+        "$6.989999",
+        "-$0.000001",
+        "2 smaller lines",
+        "3 more movements",
+        "Draft",
+        "1.0000 h",
+        "payment/pay_1",
+        "g1.1 x 8",
+        "Number 2026-01/org_1",
+    ],
 )
 def test_the_page_says(part: str) -> None:
     assert part in "".join(read(INVOICE).words)
@@ -106,6 +120,7 @@ def test_what_there_is_none_of_is_left_out() -> None:
     plain = msgspec.structs.replace(
         INVOICE,
         draft=False,
+        issued_on=date(2026, 2, 1),
         lines_left_out=0,
         corrections=[],
         corrections_microusd=0,
@@ -113,6 +128,7 @@ def test_what_there_is_none_of_is_left_out() -> None:
         movements_left_out=0,
     )
     text = "".join(read(plain).words)
+    assert "Issued on 2026-02-01" in text
     for part in ("Draft", "smaller lines", "Corrections", "Payments, refunds", "more movements"):
         assert part not in text
 

@@ -336,6 +336,7 @@ TRANSFER = {
             "resource_id": ALC,
             "meter": "allocation.interactive",
             "sku": "g1.1",
+            "gpus": 1,
             "from_at": MOMENT,
             "until_at": MOMENT,
             "quantity": 60_000_000,
@@ -356,6 +357,8 @@ MOVEMENT = {
 }
 INVOICE = {
     "month": "2026-01",
+    "number": f"2026-01/{ORG}",
+    "issued_on": None,
     "organisation_id": ORG,
     "organisation_name": "acme",
     "draft": True,
@@ -368,6 +371,7 @@ INVOICE = {
             "resource_kind": "allocation",
             "meter": "allocation.interactive",
             "sku": "g1.1",
+            "gpus": 8,
             "quantity": 3_600_000_000,
             "quantity_text": "1.0000 h",
             "price_microusd": 3_490_000,
@@ -702,6 +706,13 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
         "/billing/corrections",
         TRANSFER,
         {"transfer_id": TRANSFER["id"], "amount_microusd": 1, "memo": "sorry"},
+    ),
+    (
+        f"billing terms {ORG}",
+        "GET",
+        f"/billing/terms/{ORG}",
+        {"organisation_id": ORG, "credit_limit_microusd": 100_000_000},
+        None,
     ),
     (
         f"billing terms {ORG} --credit-limit 100",

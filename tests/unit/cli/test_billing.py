@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
+from penstock.billing import pages
 from penstock.cli import app as tree
-from penstock.cli.billing import lasting
+from penstock.cli.figures import lasting, remaining
+from penstock.wire import rest
 from scripted_api import ScriptedApi, json_answer
 
-from .cases import COSTS, INVOICE, LEDGER, ORG, STATEMENT, TRANSFER
+from .cases import BALANCE, COSTS, INVOICE, LEDGER, ORG, STATEMENT, TRANSFER
 from .conftest import Cli
 
 
@@ -41,9 +44,31 @@ def test_all_pages_of_a_statement_are_one(api: ScriptedApi, cli: Cli, capfd: pyt
     assert (len(found["items"]), found["next_cursor"]) == (2, None)
     assert api.seen[1].query["cursor"] == "c2"
     lines = shown(cli, capfd, "statement", "-o", "csv").splitlines()
-    assert lines[0].startswith("at,kind,balance_change,")
-    assert ",usage,-3.49,0.000001,0.00,-3.49," in lines[1]
     assert ",'=1+1," in lines[1]
+    assert lines[1].endswith(",-3.49,0.000001,0.00,-3.49,0.000001,0.00")
+    download = pages.statement_csv(msgspec.convert(STATEMENT, rest.Statement).items, heading=True)
+    assert lines == download.splitlines(), "the same as the API's own"
+
+
+def test_numbers_in_csv_have_no_units(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    cli.logged_in(api)
+    api.on("GET", "/billing/usage", json_answer(COSTS))
+    api.on("GET", "/billing/balance", json_answer({**BALANCE, "available_microusd": 10**12}))
+    api.on("GET", "/billing/invoices/2026-01", json_answer(INVOICE))
+    text = shown(cli, capfd, "usage", "-o", "csv") + shown(cli, capfd, "balance", "-o", "csv")
+    assert "allocation.interactive=1.0000" in text
+    assert ",1000000.00," in text
+    invoice = shown(cli, capfd, "invoice", "2026-01", "-o", "csv")
+    assert invoice.splitlines()[1].endswith("allocation.interactive,g1.1,8,1.0000,3.49,1,3.49")
+    assert "$" not in text + invoice
+
+
+@pytest.mark.parametrize(
+    ("available", "lasts_s", "text"), [(0, None, "nothing left"), (-1, 0.0, "nothing left"), (1, None, "for ever")]
+)
+def test_nothing_does_not_last_for_ever(available: int, lasts_s: float | None, text: str) -> None:
+    found = msgspec.convert({**BALANCE, "available_microusd": available, "lasts_s": lasts_s}, rest.Balance)
+    assert remaining(found) == text
 
 
 def test_tables_fit_a_terminal_and_ids_stay_whole(
@@ -77,7 +102,7 @@ def test_an_invoice_is_written_as_a_page(
     shown(cli, capfd, "invoice", "--html", str(tmp_path / "x"), code=1)
     api.on("GET", "/billing/invoices/2026-01", json_answer(INVOICE))
     text = shown(cli, capfd, "invoice", "2026-01")
-    for part in ("2026-01 (draft)", "$3.489999", "1.0000 h", "$3.49 per h", "-$0.000001"):
+    for part in ("2026-01 (draft)", "$3.489999", "1.0000 h", "$3.49 per h", "-$0.000001", "g1.1 x 8"):
         assert part in text
 
 
@@ -97,7 +122,12 @@ def test_a_ledger_that_does_not_hold_ends_with_five(
         (f"grant {ORG} -1 --memo m", "No such option"),
         (f"grant {ORG} 1e3 --memo m", "amount must be dollars"),
         (f"grant {ORG} 0.0000001 --memo m", "amount must be dollars"),
+        (f"grant {ORG} 0 --memo m", "amount must be $0.000001 to $1,000,000.00"),
         (f"terms {ORG} --credit-limit x", "credit-limit must be dollars"),
+        (f"terms {ORG} --credit-limit 99999999999", "credit-limit must be $0.00 to $1,000,000.00"),
+        ("topup 0", "amount must be $1.00 to $1,000,000.00, not '0'"),
+        ("topup 99999999999", "amount must be $1.00 to $1,000,000.00"),
+        ("topup 1.234567", "amount must be dollars with up to two decimals"),
         ("terms nonsense --credit-limit 1", "organisation_id must look like"),
         ("usage --from yesterday", "from must be a day such as"),
         ("statement --to 2026-02-30", "to must be a day such as"),
@@ -118,7 +148,15 @@ def test_what_is_typed_wrongly_is_refused_here(
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 min"), (3599, "59 min"), (7260, "2 h 1 min"), (90_000, "1 d 1 h"), (1e9, "11,574 d 1 h")],
+    [
+        (0, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (7260, "2 h 1 min"),
+        (90_000, "1 d 1 h"),
+        (1e9, "11,574 d 1 h"),
+    ],
 )
 def test_times_have_two_units(seconds: float, text: str) -> None:
     assert lasting(seconds) == text

@@ -10,7 +10,7 @@ from penstock.cli.errors import CliError
 from penstock.cli.payments import cents
 from scripted_api import ScriptedApi, json_answer, text_answer
 
-from .cases import PAY, PAYMENT
+from .cases import PAY, PAYMENT, page
 from .conftest import Cli
 
 SESSION = "cs_local_" + "0" * 40
@@ -64,9 +64,27 @@ def test_only_the_local_provider_is_paid_by_a_command(
 def test_a_payment_that_was_not_made_is_an_error(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     cli.logged_in(api)
     api.on("POST", "/billing/topups", json_answer(PAYMENT))
-    ended = {**PAYMENT, "state": "expired", "reason": "the checkout page expired or was cancelled"}
+    ended = {
+        **PAYMENT,
+        "state": "expired",
+        "reason": "nobody paid: the checkout page was cancelled, or its time was over",
+    }
     api.on("GET", f"/billing/payments/{PAY}", json_answer(ended))
     assert run(cli, "billing topup 20 --wait") == 2
     printed = capfd.readouterr().err
     assert PAYMENT["checkout_url"] in printed
     assert "expired" in printed
+
+
+def test_a_list_fits_a_terminal_and_says_all_in_csv(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    reason = "nobody paid: the checkout page was cancelled, or its time was over"
+    api.on("GET", "/billing/payments", json_answer(page([{**PAYMENT, "reason": reason}])))
+    assert run(cli, "billing payments") == 0
+    text = capfd.readouterr().out
+    assert max(map(len, text.splitlines())) <= 120, text
+    assert "nobody paid: the checkout pag…" in text
+    assert run(cli, "billing payments -o csv") == 0
+    assert reason in capfd.readouterr().out

@@ -12,7 +12,7 @@ from penstock.billing.store import statements as store
 from penstock.billing.store.invoices import ADJUSTMENT
 from penstock.kit import audit
 from penstock.kit.caller import Caller
-from penstock.kit.db import Tx
+from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
 from penstock.kit.ids import is_id, new_id
 from penstock.kit.text import dollars
@@ -43,6 +43,14 @@ class Adjust:
         await ledger.post(tx, transfer)
         return await _done(tx, caller, "billing.grant", transfer.id, organisation_id, amount, wanted.memo)
 
+    async def terms(self, conn: Reader, caller: Caller, organisation_id: str) -> rest.BillingTerms:
+        """What was agreed with an organisation."""
+        caller.require("billing.adjust")
+        if not await self._exists(conn, organisation_id):
+            raise NotFound("no organisation with this id")
+        limit = await adjustments.credit_limit(conn, organisation_id)
+        return rest.BillingTerms(organisation_id=organisation_id, credit_limit_microusd=limit)
+
     async def set_terms(
         self, tx: Tx, caller: Caller, organisation_id: str, terms: rest.BillingTermsPut
     ) -> rest.BillingTerms:
@@ -64,10 +72,10 @@ class Adjust:
         tx.hint(subjects.BILLING)
         return rest.BillingTerms(organisation_id=organisation_id, credit_limit_microusd=terms.credit_limit_microusd)
 
-    async def _exists(self, tx: Tx, organisation_id: str) -> bool:
+    async def _exists(self, conn: Reader, organisation_id: str) -> bool:
         return (
             is_id("org", organisation_id)
-            and await self.organisations.organisation_name(tx, organisation_id) is not None
+            and await self.organisations.organisation_name(conn, organisation_id) is not None
         )
 
 

@@ -61,8 +61,11 @@ async def credit(tx: Tx, payment: Payment, session: Session, amount_microusd: in
     tx.hint(subjects.BILLING)
 
 
-async def record(tx: Tx, actor: Actor, action: str, payment: Payment, amount_microusd: int) -> None:
-    """The audit row of something that happened to a payment."""
+async def record(
+    tx: Tx, actor: Actor, action: str, payment: Payment, amount_microusd: int, *, reason: str | None = None
+) -> None:
+    """The audit row of something that happened to a payment, with the reason that somebody gave."""
+    why = {} if reason is None else {"reason": reason}
     await audit.record(
         tx,
         actor,
@@ -70,7 +73,7 @@ async def record(tx: Tx, actor: Actor, action: str, payment: Payment, amount_mic
         payment.id,
         organisation_id=payment.organisation_id,
         project_id=payment.project_id,
-        detail={"amount_microusd": amount_microusd, "provider": payment.provider},
+        detail={"amount_microusd": amount_microusd, "provider": payment.provider, **why},
     )
 
 
@@ -117,7 +120,8 @@ async def refused(tx: Tx, event: Received, session: Session) -> Verdict:
 
 async def lapsed(tx: Tx, event: Received, session: Session) -> Verdict:
     """The page is closed and nobody paid."""
-    return await _ended(tx, event, session, PaymentEvent.LAPSED, "the checkout page expired or was cancelled")
+    reason = "nobody paid: the checkout page was cancelled, or its time was over"
+    return await _ended(tx, event, session, PaymentEvent.LAPSED, reason)
 
 
 async def _ended(tx: Tx, event: Received, session: Session, what: PaymentEvent, reason: str) -> Verdict:

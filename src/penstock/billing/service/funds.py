@@ -45,5 +45,6 @@ class Funds:
             minutes = self.terms.funds_minimum_s / 60
             raise InsufficientFunds(
                 f"insufficient funds: {dollars(funds)} there, {dollars(needed)} needed for {minutes:g} minutes of this"
-                " and of all that runs or was asked for; top up first"
+                " and of all that runs or was asked for; an owner or the role billing can top up with"
+                " `penstock billing topup`"
             )

@@ -7,6 +7,8 @@ from datetime import date
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Final
 
+import msgspec
+
 from penstock.billing.model import CURRENCY, US_PER_HOUR
 from penstock.billing.periods import Period, month_of
 from penstock.billing.ports import Organisations
@@ -17,7 +19,7 @@ from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
 from penstock.kit.http import PageQuery
-from penstock.kit.text import dollars
+from penstock.kit.text import Hours, dollars
 from penstock.wire import rest
 
 LINES_MAX: Final = 1000
@@ -76,6 +78,8 @@ async def invoice(tx: Tx, caller: Caller, names: Organisations, month: str) -> r
     cents = rounded_cents(total)
     return rest.Invoice(
         month=month,
+        number=f"{month}/{organisation_id}",
+        issued_on=period.until.date() if accrued_until >= period.until else None,
         organisation_id=organisation_id,
         organisation_name=await names.organisation_name(tx, organisation_id) or organisation_id,
         draft=accrued_until < period.until,
@@ -84,7 +88,7 @@ async def invoice(tx: Tx, caller: Caller, names: Organisations, month: str) -> r
         lines=await _lines(tx, names, used),
         lines_left_out=found - len(used),
         usage_microusd=usage,
-        corrections=corrections.listed,
+        corrections=[_on_the_total(each) for each in corrections.listed],
         corrections_microusd=total - usage,
         total_microusd=total,
         total_cents=cents,
@@ -97,6 +101,11 @@ async def invoice(tx: Tx, caller: Caller, names: Organisations, month: str) -> r
         refunds_microusd=others.sums.get("refund", 0) + others.sums.get("dispute", 0),
         grants_microusd=others.sums.get("grant", 0),
     )
+
+
+def _on_the_total(correction: rest.InvoiceMovement) -> rest.InvoiceMovement:
+    """What the organisation gained is taken off the total."""
+    return msgspec.structs.replace(correction, amount_microusd=-correction.amount_microusd)
 
 
 async def _lines(conn: Reader, names: Organisations, used: list[Used]) -> list[rest.InvoiceLine]:
@@ -113,6 +122,7 @@ def _line(used: Used, project_name: str) -> rest.InvoiceLine:
         resource_kind=used.resource_kind,
         meter=used.meter,
         sku=used.sku,
+        gpus=used.gpus,
         quantity=used.quantity,
         quantity_text=quantity_text(used.quantity, used.per),
         price_microusd=used.price_microusd,
@@ -125,7 +135,7 @@ def _line(used: Used, project_name: str) -> rest.InvoiceLine:
 def quantity_text(quantity: int, per: int) -> str:
     """A quantity as people read it: hours of what is charged by the hour."""
     if per == US_PER_HOUR:
-        return f"{Decimal(quantity) / US_PER_HOUR:,.4f} h"
+        return str(Hours(quantity))
     return f"{quantity:,}"
 
 

@@ -39,9 +39,14 @@ async def put(tx: Tx, caller: Caller, meter: str, wanted: rest.PricePut) -> rest
         effective_at=wanted.effective_at,
         created_by=caller.principal_id,
     )
-    detail = {"version": version, "price_microusd": wanted.price_microusd, "per": wanted.per}
-    await audit.record(tx, caller.actor, "billing.price", meter, detail=detail)
     [made] = await prices.history(tx, meter, before=version + 1, limit=1)
+    detail = {
+        "version": version,
+        "price_microusd": made.price_microusd,
+        "per": made.per,
+        "effective_at": made.effective_at.isoformat(),
+    }
+    await audit.record(tx, caller.actor, "billing.price", meter, detail=detail)
     return made
 
 

@@ -37,6 +37,7 @@ from penstock.kit.db import Database, Reader, Tx
 from penstock.kit.errors import NotFound
 from penstock.kit.ids import is_id, new_id
 from penstock.kit.telemetry import correlated, correlation_id
+from penstock.kit.text import dollars
 from penstock.wire import subjects
 
 #: A provider that does not answer is asked for about a week; then an operator has to look.
@@ -79,7 +80,7 @@ async def request(
             correlation_id=correlation_id(),
         ),
     )
-    await crediting.record(tx, caller.actor, "payments.refund", payment, amount_microusd)
+    await crediting.record(tx, caller.actor, "payments.refund", payment, amount_microusd, reason=reason)
     tx.hint(subjects.BILLING)
     return refund
 
@@ -110,12 +111,11 @@ async def _check(tx: Tx, payment: Payment, provider: str, terms: PaymentTerms, a
         raise RefundWindowOver(f"the payment is older than {days:g} days: it stays as credit and is not paid back")
     left = payment.amount_microusd - payment.refunded_microusd - await rows.disputed_microusd(tx, payment.id)
     if amount_microusd > left:
-        raise NotRefundable(f"amount_microusd: at most {max(left, 0)} of this payment is left", field="amount_microusd")
+        raise NotRefundable(f"at most {dollars(max(left, 0))} of this payment is left", field="amount_microusd")
     balance = await ledger.balance(tx, Account.BALANCE.of(payment.organisation_id))
     if amount_microusd > balance:
         raise NotRefundable(
-            f"amount_microusd: at most {max(balance, 0)} is left of the balance, the rest was spent",
-            field="amount_microusd",
+            f"at most {dollars(max(balance, 0))} is left of the balance, the rest was spent", field="amount_microusd"
         )
 
 

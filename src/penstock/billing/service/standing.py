@@ -31,7 +31,7 @@ from penstock.kit.telemetry import correlated, logger
 _log = logger(__name__)
 _ACTOR: Final = audit.system("biller")
 BATCH: Final = 1000
-DEPLETED: Final = "the organisation's balance is used up"
+DEPLETED: Final = "the organisation's balance is used up: top up and create it again"
 
 Look = Callable[..., Awaitable[Sequence[Standing]]]
 

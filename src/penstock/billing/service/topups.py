@@ -101,9 +101,6 @@ async def show(conn: Reader, caller: Caller, payment_id: str) -> tuple[Payment, 
     return payment, await refunds.of_payment(conn, payment.id)
 
 
-async def at_page(conn: Reader, provider: str, session_id: str) -> Payment:
-    """The payment of a checkout page; whoever knows the page's address may see it."""
-    payment = await store.find_by_session(conn, provider, session_id)
-    if payment is None:
-        raise NotFound("no such page")
-    return payment
+async def at_page(conn: Reader, provider: str, session_id: str) -> Payment | None:
+    """The payment of a checkout page, if it is one; whoever knows the page's address may see it."""
+    return await store.find_by_session(conn, provider, session_id)

@@ -22,7 +22,7 @@ _UNTIL: Final = _TOTAL.format(at="until_at", per=US_PER_HOUR)
 
 #: Allocations on the meter, with what is charged of them already.
 _METERED: Final = """
-    select b.allocation_id as series_id, b.organisation_id, b.project_id, b.key_id, b.purpose, b.sku, b.labels,
+    select b.allocation_id as series_id, b.organisation_id, b.project_id, b.key_id, b.purpose, b.sku, b.gpus, b.labels,
         b.price_microusd_per_hour as price, b.active_at, b.billing_ended_at as ended_at,
         coalesce(last.until_at, b.active_at) as since
     from compute.billable b
@@ -40,9 +40,9 @@ _ACCRUE: Final = f"""
             and b.organisation_id in (select organisation_id from billing.customers)
     ), opened as (
         insert into billing.series (id, organisation_id, project_id, key_id, resource_kind, resource_id, meter, detail,
-            labels, price_microusd, per)
+            gpus, labels, price_microusd, per)
         select series_id, organisation_id, project_id, key_id, 'allocation', series_id, 'allocation.' || purpose, sku,
-            labels, price, {US_PER_HOUR}
+            gpus, labels, price, {US_PER_HOUR}
         from metered where since = active_at on conflict (id) do nothing
     ), relabelled as (
         update billing.series s set labels = m.labels from metered m where s.id = m.series_id and s.labels <> m.labels

@@ -26,14 +26,15 @@ _CHARGED: Final = """
         -coalesce(sum(amount_microusd) filter (where account_id = $1 || '/credit'), 0)::bigint as from_credit
     from taken join billing.entries e on e.transfer_id = taken.id
 """
-#: $4 whether corrections of usage are asked for, or everything else that is no usage.
+#: $4 whether corrections of usage are asked for, or everything else that is no usage. What only moved between the
+#: organisation's own accounts, such as onto hold, is neither.
 _MOVEMENTS: Final = """
     select t.id, t.kind, t.at, t.memo, t.corrects, gained.amount, coalesce(o.kind, t.kind) as about
     from billing.transfers t left join billing.transfers o on o.id = t.corrects cross join lateral (
         select coalesce(sum(amount_microusd), 0)::bigint as amount from billing.entries
         where transfer_id = t.id and starts_with(account_id, $1 || '/')
     ) gained
-    where t.organisation_id = $1 and t.at >= $2 and t.at < $3 and case when $4
+    where t.organisation_id = $1 and t.at >= $2 and t.at < $3 and gained.amount <> 0 and case when $4
         then o.kind = 'usage' and starts_with(t.id, $5) else t.kind <> 'usage' and o.kind is distinct from 'usage' end
 """
 _MONTHS: Final = """
@@ -56,6 +57,7 @@ class Used:
     resource_kind: str
     meter: str
     sku: str
+    gpus: int
     quantity: int
     price_microusd: int
     per: int
@@ -83,13 +85,14 @@ async def used(
     """What the usage of these days cost, how many lines it has, and the largest of them."""
     rows = await conn.fetch(
         """
-        select s.project_id, s.resource_kind, s.meter, s.detail as sku, s.price_microusd, s.per,
+        select s.project_id, s.resource_kind, s.meter, s.detail as sku, s.gpus, s.price_microusd, s.per,
             sum(d.quantity) as quantity, sum(d.amount_microusd)::bigint as amount_microusd,
             sum(sum(d.amount_microusd)) over ()::bigint as total, count(*) over () as found
         from billing.daily d join billing.series s on s.id = d.series_id
         where d.organisation_id = $1 and d.day >= $2 and d.day < $3
-        group by s.project_id, s.resource_kind, s.meter, s.detail, s.price_microusd, s.per
-        order by amount_microusd desc, s.project_id, s.meter, s.detail, s.price_microusd, s.per limit $4
+        group by s.project_id, s.resource_kind, s.meter, s.detail, s.gpus, s.price_microusd, s.per
+        order by amount_microusd desc, s.project_id, s.meter, s.detail, s.gpus, s.price_microusd, s.per
+        limit $4
         """,
         organisation_id,
         first,
@@ -105,6 +108,7 @@ def _used(row: Row) -> Used:
         resource_kind=row["resource_kind"],
         meter=row["meter"],
         sku=row["sku"],
+        gpus=row["gpus"],
         quantity=int(row["quantity"]),
         price_microusd=row["price_microusd"],
         per=row["per"],

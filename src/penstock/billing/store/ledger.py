@@ -77,13 +77,21 @@ async def balance(conn: Reader, account_id: str) -> int:
     return await conn.fetchval("select billing.balance_of($1)", account_id)
 
 
+async def arrive(tx: Tx) -> None:
+    """Note which cluster this is: in another than before, checkpoints do not count."""
+    await tx.execute(
+        "update billing.here set cluster = system_identifier from pg_control_system()"
+        " where cluster <> system_identifier"
+    )
+
+
 async def take_checkpoints(tx: Tx, *, entries_min: int) -> int:
     """Sum up the entries of every account that has so many new ones, or whose checkpoint does not count here; how many
     accounts that were."""
     return await tx.fetchval(
         """
         with bound as materialized (
-            select pg_snapshot_xmin(pg_current_snapshot()) as tx, system_identifier as cluster from pg_control_system()
+            select pg_snapshot_xmin(pg_current_snapshot()) as tx, cluster from billing.here
         ), grown as (
             select a.id, bound.cluster, bound.tx, coalesce(c.balance_microusd, 0) + n.amount as balance,
                 coalesce(c.entries, 0) + n.entries as entries

@@ -143,8 +143,8 @@ async def find(
 async def _windows(conn: Reader, transfer: Row, limit: int) -> Sequence[Row]:
     return await conn.fetch(
         """
-        select s.project_id, s.resource_kind, s.resource_id, s.meter, s.detail, s.price_microusd, s.per, u.from_at,
-            u.until_at, u.quantity, u.amount_microusd, count(*) over () as total
+        select s.project_id, s.resource_kind, s.resource_id, s.meter, s.detail, s.gpus, s.price_microusd, s.per,
+            u.from_at, u.until_at, u.quantity, u.amount_microusd, count(*) over () as total
         from billing.usage u join billing.series s on s.id = u.series_id
         where u.window_start = $1 and u.nth = 0 and u.run_at = $2 and s.organisation_id = $3
         order by u.amount_microusd desc, u.series_id limit $4
@@ -163,6 +163,7 @@ def _window(row: Row) -> UsageWindow:
         resource_id=row["resource_id"],
         meter=row["meter"],
         sku=row["detail"],
+        gpus=row["gpus"],
         from_at=row["from_at"],
         until_at=row["until_at"],
         quantity=row["quantity"],

@@ -102,6 +102,7 @@ class UsageWindow(msgspec.Struct, frozen=True, kw_only=True):
     resource_id: str
     meter: str
     sku: str
+    gpus: int
     from_at: datetime
     until_at: datetime
     quantity: int
@@ -131,13 +132,14 @@ class LedgerTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
 class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
     """What a project used of one thing at one price. `per` units of the quantity cost the price; the texts say both in
-    units that people read."""
+    units that people read. The price of an allocation is that of all its `gpus`; everything else has 0 of them."""
 
     project_id: str
     project_name: str
     resource_kind: str
     meter: str
     sku: str
+    gpus: int
     quantity: int
     quantity_text: str
     price_microusd: int
@@ -147,7 +149,8 @@ class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InvoiceMovement(msgspec.Struct, frozen=True, kw_only=True):
-    """A payment, a refund, a grant or a correction; the amount is what the organisation gained by it."""
+    """A payment, a refund or a grant, with what the organisation gained by it; or a correction of usage, with what it
+    adds to the total, which is below zero."""
 
     transfer_id: str
     kind: str
@@ -168,9 +171,11 @@ class InvoiceSummary(msgspec.Struct, frozen=True, kw_only=True):
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
     """A month of an organisation. `total_microusd` is what the ledger took for it: the usage, less the corrections that
     were made in the month, partly from promotional credit. `total_cents` is that, rounded once for showing. Of many
-    lines and movements only some are listed; the sums are of all."""
+    lines and movements only some are listed; the sums are of all. A draft is not issued yet."""
 
     month: str
+    number: str
+    issued_on: date | None
     organisation_id: str
     organisation_name: str
     draft: bool
