@@ -240,7 +240,7 @@ USAGE = (
     # What other domains metered, once for each key. It waits for its window to end.
     """
     create table billing.recorded (
-        key text primary key,
+        key text not null,
         organisation_id text not null,
         project_id text not null,
         series_id text,
@@ -250,7 +250,8 @@ USAGE = (
         recorded_at timestamptz not null default clock_timestamp(),
         state text not null check (state in ('pending', 'rated', 'refused')),
         reason text not null default '',
-        run_at timestamptz
+        run_at timestamptz,
+        primary key (project_id, key)
     )
     """,
     "create index recorded_pending on billing.recorded (recorded_at) where state = 'pending'",

@@ -11,13 +11,16 @@ from penstock.kit.errors import Unavailable
 _FIRST: Final = 20_000
 _LAST: Final = 32_000
 _TRIES: Final = 200
+#: Given to somebody in this process, who may not listen yet.
+_given: Final[set[int]] = set()
 
 
 def free_port() -> int:
-    """A port that nothing listens on now, chosen at random."""
+    """A port that nothing listens on now, chosen at random, and never the same twice."""
     for _ in range(_TRIES):
         port = randint(_FIRST, _LAST)
-        if is_free(port):
+        if port not in _given and is_free(port):
+            _given.add(port)
             return port
     raise Unavailable(f"no free port found between {_FIRST} and {_LAST}")
 

@@ -119,7 +119,7 @@ class ForceReleaseFact(msgspec.Struct, frozen=True, kw_only=True):
 
 class UsageFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Something was used that has a price. Any domain writes this fact in the transaction that commits the use, under
-    the aggregate `use/<key>`, version 1; the project is that of the fact. The same key counts once. `leased` is true
+    the aggregate `use/<project>/<key>`, version 1. The same key counts once in a project. `leased` is true
     where a budget's lease covers it."""
 
     key: Annotated[str, Meta(min_length=1, max_length=200)]

@@ -83,10 +83,23 @@ async def test_the_client_reads_what_the_server_writes(api: Api) -> None:
             assert client.billing.set_terms("org_default", credit_limit_microusd=5).credit_limit_microusd == 5
             assert list(client.billing.price_history("tokens.out")) == [made]
             assert client.billing.balance().credit_limit_microusd == 5
+            assert client.billing.terms("org_default").credit_limit_microusd == 5
             client.billing.set_terms("org_default", credit_limit_microusd=0)
             assert client.billing.verify(from_day="2026-01-01", to_day="2026-01-31").holds
 
     await asyncio.to_thread(ask)
+    [audited] = (await api.call("GET", "/audit?action=billing.price&limit=1")).json["items"]
+    assert audited["detail"].keys() == {"version", "price_microusd", "per", "effective_at"}
+
+
+async def test_terms_are_shown_to_operators_of_organisations_that_exist(api: Api, people: People) -> None:
+    refused = await api.call("GET", "/billing/terms/org_default", key=people.stranger.key)
+    assert (refused.status, refused.error["message"]) == (
+        403,
+        "operators only: no role in an organisation allows billing.adjust",
+    )
+    for unknown in ("org_" + "0" * 26, "x"):
+        assert (await api.call("GET", f"/billing/terms/{unknown}")).status == 404
 
 
 async def test_a_grant_happens_once_for_its_key(api: Api) -> None:

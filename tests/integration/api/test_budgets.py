@@ -100,7 +100,7 @@ async def test_a_create_without_room_is_refused_by_name(api: Api, people: People
     refused = await api.call("POST", "/allocations", json={"sku": "g1.1", "wait_s": 600}, key=key)
     assert (refused.status, refused.error["code"]) == (429, "billing.budget_exhausted"), refused.content
     assert budget.json["id"] in refused.error["message"]
-    assert "of $0.0001, $0.00 is spent" in refused.error["message"]
+    assert "has $0.0001 left: $0.00 of $0.0001 is spent" in refused.error["message"]
     await put(api, key, period="hourly", limit_microusd=100, action="warn")
     made = await api.call("POST", "/allocations", json={"sku": "g1.1", "wait_s": 600}, key=key)
     assert made.status == 201, made.content

@@ -306,7 +306,7 @@ async def test_a_create_needs_room_for_the_minimum_of_all_that_was_asked_for(
     if fits:
         await check()
     else:
-        with pytest.raises(BudgetExhausted, match="does not last for 10 minutes"):
+        with pytest.raises(BudgetExhausted, match="too little for 10 minutes"):
             await check()
 
 

@@ -60,7 +60,7 @@ async def test_tranches_shrink_near_the_limit_and_the_last_is_all_that_is_left(t
     assert min(granted[:-1]) == 10
     assert refused.value.kind == "exhausted"
     assert budget in refused.value.detail
-    assert "of $0.001, $0.00 is spent and $0.001 promised" in refused.value.detail
+    assert "$0.00 of $0.001 is spent, and what runs needs $0.001 more" in refused.value.detail
     assert "resets at" in refused.value.detail
 
 

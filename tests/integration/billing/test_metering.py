@@ -16,7 +16,9 @@ async def _price(stage: Stage, *, version: int = 1, price: int = 200, per: int =
         await tx.execute(f"{PRICE} ('tokens', $1, $2, $3, $4, 'usr_default')", version, price, per, at)
 
 
-async def _use(stage: Stage, key: str, *, event: str = "", org: str | None = "org_a", **changed: Any) -> None:
+async def _use(
+    stage: Stage, key: str, *, event: str = "", org: str | None = "org_a", project: str = "prj_a", **changed: Any
+) -> None:
     """The fact as a domain writes it."""
     payload = {
         "key": key,
@@ -29,10 +31,10 @@ async def _use(stage: Stage, key: str, *, event: str = "", org: str | None = "or
     }
     fact = Event(
         type=FACT,
-        aggregate_id=f"use/{event or key}",
+        aggregate_id=f"use/{project}/{event or key}",
         version=1,
         organisation_id=org,
-        project_id="prj_a" if org else None,
+        project_id=project if org else None,
         payload=payload,
     )
     async with stage.db.transaction() as tx:
@@ -68,6 +70,17 @@ async def test_the_same_key_counts_once(stage: Stage) -> None:
     assert await stage.value("select sum(quantity)::int from billing.recorded") == 5000
 
 
+async def test_another_project_may_have_the_same_key(stage: Stage) -> None:
+    begun = datetime.now(UTC).replace(microsecond=0)
+    await _price(stage, at=begun - timedelta(hours=1))
+    await _use(stage, "the-key", quantity=5000)
+    await _use(stage, "the-key", org="org_b", project="prj_b", quantity=15000)
+    await Metering(stage.db).sweep()
+    await stage.begin(begun)
+    await stage.accrue(begun + timedelta(minutes=2))
+    assert [await stage.balance(org) for org in ("org_a", "org_b")] == [-1000, -3000]
+
+
 async def test_a_use_is_rated_at_the_price_of_its_time(stage: Stage) -> None:
     change = datetime.now(UTC) - timedelta(hours=1)
     await _price(stage, at=change - timedelta(days=1))
@@ -95,7 +108,7 @@ async def test_what_cannot_be_rated_is_kept_with_the_reason_and_holds_nothing_up
     found = await _states(stage)
     assert found["good"] == ("pending", "")
     assert found["early"] == ("refused", "meter tokens had no price then")
-    assert found["dear"] == ("refused", "it would cost $199999999.999999: more than $1000000.00 at once")
+    assert found["dear"] == ("refused", "it would cost $199,999,999.999999: more than $1,000,000.00 at once")
     assert found["unknown"] == ("refused", "meter smoke had no price then")
     assert sorted(state for state, _ in found.values()) == ["pending"] + ["refused"] * 9
 
@@ -123,7 +136,7 @@ async def test_a_fact_that_commits_late_is_not_passed_by(stage: Stage) -> None:
             late,
             Event(
                 type=FACT,
-                aggregate_id="use/late",
+                aggregate_id="use/prj_a/late",
                 version=1,
                 organisation_id="org_a",
                 project_id="prj_a",

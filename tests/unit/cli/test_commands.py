@@ -291,3 +291,27 @@ def test_a_reader_that_leaves_ends_a_command(api: ScriptedApi, cli: Cli) -> None
     assert child.wait(30) == 141
     assert child.stderr.read() == b""
     child.stderr.close()
+
+
+def test_long_reasons_are_cut_in_lists_only_and_long_lists_have_lines_of_their_own(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    reason, uuids = "because " * 40 + "end", [f"GPU-{number:032}" for number in range(8)]
+    found = {**ACTIVE, "reason": reason, "gpu_uuids": uuids}
+    api.on("GET", "/allocations", json_answer(page([found])))
+    api.on("GET", f"/allocations/{ALC}", json_answer(found))
+    printed: dict[str, str] = {}
+    for line in ("alloc list", "alloc list -o csv", f"alloc show {ALC}"):
+        assert tree.run(tree.app, line.split(), cli.environ()) == 0
+        printed[line] = capfd.readouterr().out
+    assert "…" in printed["alloc list"]
+    assert reason not in printed["alloc list"]
+    assert reason in printed["alloc list -o csv"]
+    assert reason in printed[f"alloc show {ALC}"]
+    assert all(sum(uuid in line for uuid in uuids) <= 1 for line in printed[f"alloc show {ALC}"].splitlines())
+
+
+def test_a_webhook_is_not_updated_to_nothing(api: ScriptedApi, cli: Cli) -> None:
+    cli.fails(1, "webhook", "update", f"whk_{'0' * 26}", says="give --url, --event, --enable or --pause")
+    assert api.seen == []

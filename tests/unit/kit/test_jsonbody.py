@@ -23,6 +23,7 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     labels: dict[Annotated[str, Meta(pattern="^[a-z]+$")], str] = {}
     parts: Annotated[list[Inner], Meta(max_length=2)] = []
     flag: bool = False
+    price_microusd: Annotated[int, Meta(ge=10_000, le=10**12, multiple_of=10_000)] = 10_000
 
 
 DECODER = msgspec.json.Decoder(Body)
@@ -44,6 +45,13 @@ DECODER = msgspec.json.Decoder(Body)
         (b'{"count":"1"}', "count", "count: expected an integer, not string"),
         (b'{"count":10}', "count", "count: max 9"),
         (b'{"count":0}', "count", "count: min 1"),
+        (b'{"price_microusd":0}', "price_microusd", "price_microusd: min 10000 ($0.01)"),
+        (
+            b'{"price_microusd":9999999999990000}',
+            "price_microusd",
+            "price_microusd: max 1000000000000 ($1,000,000.00)",
+        ),
+        (b'{"price_microusd":10001}', "price_microusd", "price_microusd: must be a multiple of 10000 ($0.01)"),
         (b'{"flag":1}', "flag", "flag: expected true or false, not integer"),
         (b'{"name":"abcdef"}', "name", "name: max 5 characters"),
         (b'{"name":"AB"}', "name", "name: must match the pattern ^[a-z]*$"),

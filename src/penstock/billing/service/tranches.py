@@ -102,7 +102,7 @@ class Budgets:
         if lacking is not None:
             minutes = minimum_s / 60
             raise BudgetExhausted(
-                f"{refusal(lacking)}; what is left does not last for {minutes:g} minutes of this and of all that runs",
+                f"too little for {minutes:g} minutes of this and of all that runs: {refusal(lacking)}",
                 budget_id=lacking.id,
             )
 

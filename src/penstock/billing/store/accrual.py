@@ -53,7 +53,8 @@ _ACCRUE: Final = f"""
             date_bin($2, since, timestamptz 'epoch'), least($1, ended_at) - interval '1 microsecond', $2) w
         where since < least($1, ended_at)
     ), pending as materialized (
-        select key, series_id, quantity from billing.recorded where state = 'pending' and recorded_at < $1
+        select project_id, key, series_id, quantity from billing.recorded
+        where state = 'pending' and recorded_at < $1
             and organisation_id in (select organisation_id from billing.customers)
     ), folded as (
         select s.id as series_id, s.organisation_id, s.project_id, s.key_id, s.leased, s.quantity as before,
@@ -62,7 +63,8 @@ _ACCRUE: Final = f"""
     ), advanced as (
         update billing.series s set quantity = s.quantity + f.added from folded f where s.id = f.series_id
     ), marked as (
-        update billing.recorded r set state = 'rated', run_at = $1 from pending p where r.key = p.key
+        update billing.recorded r set state = 'rated', run_at = $1 from pending p
+        where r.project_id = p.project_id and r.key = p.key
     ), charges as materialized (
         select series_id, organisation_id, project_id, key_id, false as leased, window_start, from_at, until_at,
             (extract(epoch from until_at - from_at) * 1000000)::bigint as quantity,

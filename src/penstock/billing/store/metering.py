@@ -17,7 +17,7 @@ _RECORD: Final = """
     insert into billing.recorded (key, organisation_id, project_id, series_id, meter, quantity, occurred_at, state,
         reason)
     values ($1, $2, $3, $4, $5, $6, $7, case when $8 = '' then 'pending' else 'refused' end, $8)
-    on conflict (key) do nothing returning true
+    on conflict (project_id, key) do nothing returning true
 """
 
 
