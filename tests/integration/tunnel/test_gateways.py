@@ -151,6 +151,8 @@ async def test_command_is_told_when_its_node_is_lost(world: World, http: aiohttp
 
 
 async def test_newer_tunnel_supersedes_the_older(world: World, http: aiohttp.ClientSession) -> None:
+    # Its own would come back, and supersede in turn.
+    await world.disconnect_node()
     assert world.identity is not None
     closed: list[int | None] = []
     async with node_socket(world) as older:
