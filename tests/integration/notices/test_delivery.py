@@ -39,6 +39,7 @@ async def test_only_what_was_asked_for_comes_and_nothing_from_before(stage: Stag
     await stage.say(3, event_type="identity.key_created")
     await stage.say(4, event_type="identityx.key_created")
     await stage.spread()
+    stage.crowd = Crowd(per_webhook=1)
     await stage.drain()
     assert stage.receiver.numbers("/some") == [1, 3]
     assert [message.event["payload"].get("n") for message in stage.receiver.seen if message.path == "/all"][-4:] == [
@@ -73,6 +74,7 @@ async def test_bills_of_the_organisation_come_to_whoever_named_them_and_may_see_
     await stage.say(2, event_type="billing.balance_depleted", project_id=None)
     await stage.say(3, event_type="billing.balance_depleted", project_id=None, organisation_id=None)
     await stage.spread()
+    stage.crowd = Crowd(per_webhook=1)
     await stage.drain()
     got = {path: stage.receiver.numbers(path) for path in ("/bills", "/blind", "/elsewhere")}
     assert got == {"/bills": [1, 2], "/blind": [], "/elsewhere": []}
