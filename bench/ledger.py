@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -87,10 +88,14 @@ async def _per_s(once: Callable[[str, int], Awaitable[None]], numbers: "itertool
     return done / (time.perf_counter() - began)
 
 
-async def _rates(database: Database) -> tuple[float, float]:
-    """Transfers and bare transactions, in turn; the medians."""
+async def _rates(database: Database) -> tuple[float, float, float]:
+    """Transfers alone, transfers in a transaction with more to come, and bare transactions, in turn; the medians."""
 
     async def post(organisation: str, number: int) -> None:
+        async with database.read() as conn:
+            assert await ledger.post(conn, _payment(organisation, number))
+
+    async def post_within(organisation: str, number: int) -> None:
         async with database.transaction() as tx:
             assert await ledger.post(tx, _payment(organisation, number))
 
@@ -100,12 +105,12 @@ async def _rates(database: Database) -> tuple[float, float]:
             await tx.execute("insert into bare values ($1, $3), ($2, $4)", f"{key}/1", f"{key}/2", 7, -7)
 
     numbers = itertools.count()
-    transfers: list[float] = []
-    bare: list[float] = []
+    measured: list[list[float]] = [[], [], []]
     for _ in range(REPETITIONS):
-        bare.append(await _per_s(insert, numbers))
-        transfers.append(await _per_s(post, numbers))
-    return statistics.median(transfers), statistics.median(bare)
+        for once, rates in zip((post, post_within, insert), measured, strict=True):
+            rates.append(await _per_s(once, numbers))
+    alone, within, bare = map(statistics.median, measured)
+    return alone, within, bare
 
 
 async def _fill(database: Database) -> None:
@@ -140,10 +145,11 @@ async def _read_us(database: Database) -> tuple[float, float]:
 async def run() -> list[Figure]:
     """Writing and reading."""
     async with _database() as database:
-        transfers, bare = await _rates(database)
+        alone, within, bare = await _rates(database)
+        print(f"# within a transaction of more statements {within:.0f}/s, {within / bare:.2f} of bare", file=sys.stderr)
         await _fill(database)
         long, short = await _read_us(database)
     return [
-        rate("ledger.transfers", transfers, "transfers/s", bare, 0.5),
+        rate("ledger.transfers", alone, "transfers/s", bare, 0.5),
         latency("ledger.balance_of_a_million", long, "us", short, 2.0),
     ]

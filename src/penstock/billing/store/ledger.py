@@ -44,9 +44,10 @@ async def lock_customer(tx: Tx, organisation_id: str) -> bool:
     )
 
 
-async def post(tx: Tx, transfer: Transfer) -> bool:
-    """Write a transfer, unless one of this id is there already; whether it was written."""
-    written = await tx.fetchval(
+async def post(conn: Reader, transfer: Transfer) -> bool:
+    """Write a transfer, unless one of this id is there already; whether it was written. It is one statement: alone it
+    is a transaction of its own."""
+    written = await conn.fetchval(
         _post(len(transfer.entries)),
         transfer.id,
         transfer.kind,
