@@ -1,25 +1,16 @@
 """Charging one window to everybody: a hundred thousand, three hundred thousand and a million active allocations."""
 
-import asyncio
-import shutil
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
+from bench.database import migrated
 from bench.figures import REPETITIONS, Figure, bound, latency
 from penstock.billing.service.accrue import Accrue
 from penstock.billing.store import accrual
 from penstock.compute.settlement import Settlement
-from penstock.embedded import postgres
-from penstock.embedded.child import free_port
-from penstock.kit import db
 from penstock.kit.db import Database
-from penstock.kit.migrate import migrate
 
 SIZES = (100_000, 300_000, 1_000_000)
 LIMITS_S = {100_000: 10.0, 1_000_000: 120.0}
@@ -39,20 +30,6 @@ _FILL = """
         from generate_series($1::bigint, $2::bigint) n) made
 """
 _SUM = "select count(*), count(distinct series_id), sum(amount_microusd) from billing.usage"
-
-
-def _unheard(_: str, __: bytes) -> None:
-    """Hints go nowhere."""
-
-
-@asynccontextmanager
-async def _database() -> AsyncIterator[Database]:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        url, _ = await stack.enter_async_context(postgres.run(folder / "postgres", free_port(), folder / "pg.log"))
-        await asyncio.to_thread(migrate, url)
-        yield await stack.enter_async_context(db.connect(url, _unheard, command_timeout_s=_COMMAND_S))
 
 
 async def _grow(database: Database, before: int, size: int, at: datetime) -> None:
@@ -89,7 +66,7 @@ async def _measure(database: Database, before: int, size: int, at: datetime) -> 
 async def run() -> list[Figure]:
     """The two bars, and that it grows no faster than the number of allocations."""
     took: dict[int, float] = {}
-    async with _database() as database:
+    async with migrated(command_timeout_s=_COMMAND_S) as database:
         async with database.transaction() as tx:
             await accrual.advance(tx, T0)
         at, before = T0 + WINDOW, 0

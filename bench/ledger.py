@@ -2,24 +2,17 @@
 
 import asyncio
 import itertools
-import shutil
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
+from bench.database import migrated
 from bench.figures import REPETITIONS, Figure, latency, rate
 from penstock.billing.model import CLEARING, Account, Kind, Transfer
 from penstock.billing.service import checkpoints
 from penstock.billing.store import ledger
-from penstock.embedded import postgres
-from penstock.embedded.child import free_port
-from penstock.kit import db
 from penstock.kit.db import Database
-from penstock.kit.migrate import migrate
 
 CONNECTIONS = 16
 SECONDS = 5.0
@@ -38,25 +31,11 @@ _HISTORY = """
 """
 
 
-def _unheard(_: str, __: bytes) -> None:
-    """Hints go nowhere."""
-
-
-@asynccontextmanager
-async def _database() -> AsyncIterator[Database]:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        url, _ = await stack.enter_async_context(postgres.run(folder / "postgres", free_port(), folder / "pg.log"))
-        await asyncio.to_thread(migrate, url)
-        database = await stack.enter_async_context(
-            db.connect(url, _unheard, connections_max=CONNECTIONS, command_timeout_s=300)
-        )
-        async with database.transaction() as tx:
-            await tx.execute("create table bare (id text primary key, amount bigint not null)")
-            for organisation in ("org_long", "org_short", *_payers()):
-                await ledger.open_customer(tx, organisation)
-        yield database
+async def _prepare(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.execute("create table bare (id text primary key, amount bigint not null)")
+        for organisation in ("org_long", "org_short", *_payers()):
+            await ledger.open_customer(tx, organisation)
 
 
 def _payers() -> list[str]:
@@ -144,7 +123,8 @@ async def _read_us(database: Database) -> tuple[float, float]:
 
 async def run() -> list[Figure]:
     """Writing and reading."""
-    async with _database() as database:
+    async with migrated(connections_max=CONNECTIONS, command_timeout_s=300) as database:
+        await _prepare(database)
         alone, within, bare = await _rates(database)
         print(f"# within a transaction of more statements {within:.0f}/s, {within / bare:.2f} of bare", file=sys.stderr)
         await _fill(database)

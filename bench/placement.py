@@ -1,26 +1,19 @@
 """Placement over ten thousand GPUs, half of them claimed: how long one create waits for its slots."""
 
-import asyncio
 import random
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
+from bench.database import migrated
 from bench.figures import Figure, bound, percentile
 from penstock.compute.model import Draft, Purpose, Sku
 from penstock.compute.service.place import Placed, place
 from penstock.compute.store import catalogue
-from penstock.embedded import postgres
-from penstock.embedded.child import free_port
 from penstock.fleet.store import slots
-from penstock.kit import db
 from penstock.kit.db import Database
 from penstock.kit.ids import new_id
-from penstock.kit.migrate import migrate
 from penstock.wire.tasks import Gpu
 
 NODES = 1250
@@ -29,18 +22,9 @@ SAMPLES = 300
 SIZES = (1, 1, 2, 4)
 
 
-def _unheard(_: str, __: bytes) -> None:
-    """Hints go nowhere."""
-
-
 @asynccontextmanager
 async def _fleet() -> AsyncIterator[Database]:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
-    async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        url, _ = await stack.enter_async_context(postgres.run(folder / "postgres", free_port(), folder / "pg.log"))
-        await asyncio.to_thread(migrate, url)
-        database = await stack.enter_async_context(db.connect(url, _unheard))
+    async with migrated(command_timeout_s=30) as database:
         await _fill(database)
         yield database
 

@@ -60,17 +60,11 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(Setting):
     """A budget and its period at a moment. `reserved` is promised to holders of leases, `held` kept for allocations
     that run and are not charged yet."""
 
     id: str
-    organisation_id: str
-    project_id: str
-    key_id: str | None
-    period: Period
-    limit_microusd: int
-    action: Action
     created_at: datetime
     updated_at: datetime
     starts_at: datetime

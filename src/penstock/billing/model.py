@@ -162,9 +162,13 @@ def judge(standing: Standing, terms: Terms) -> State:
 
 def path(current: State, target: State) -> tuple[State, ...]:
     """The states to enter on the way. Falling passes through each; rising goes where it can."""
-    if SEVERITY[target] > SEVERITY[current]:
-        return tuple(state for state in State if SEVERITY[current] < SEVERITY[state] <= SEVERITY[target])
-    return () if target is current else (target if target is State.HEALTHY else State.LOW_BALANCE,)
+    if SEVERITY[target] < SEVERITY[current]:
+        return (MOVES[current, Event.RECOVERED if target is State.HEALTHY else Event.EASED],)
+    entered: list[State] = []
+    while current is not target:
+        current = MOVES[current, Event.FELL]
+        entered.append(current)
+    return tuple(entered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,13 +215,6 @@ class Use:
 def rated(quantity: int, *, price_microusd: int, per: int) -> int:
     """What a quantity costs in all. A part of it costs the difference of two such totals, so no rounding adds up."""
     return quantity * price_microusd // per
-
-
-def diagram() -> str:
-    """The state machine as a Mermaid diagram, generated from `MOVES`."""
-    lines = ["stateDiagram-v2", f"    [*] --> {INITIAL}: first transfer"]
-    lines += [f"    {source} --> {target}: {event}" for (source, event), target in MOVES.items()]
-    return "\n".join(lines) + "\n"
 
 
 def standing_payload(standing: Standing, state: State) -> dict[str, Any]:

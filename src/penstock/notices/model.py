@@ -10,7 +10,6 @@ from typing import Any, Final
 from penstock.wire.catalogue import CATALOGUE
 
 WEBHOOKS_MAX: Final = 20
-EVENT_TYPES_MAX: Final = 50
 #: Test events of one webhook that wait at a time.
 TESTS_MAX: Final = 10
 TEST_TYPE: Final = "notices.test"

@@ -2,43 +2,27 @@
 
 import asyncio
 import base64
-import csv
 import hashlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
+from bad_inputs import Checks, rows
 from oidc_provider import Signer, run_signer
 from penstock.identity import store
 from penstock.identity.authenticator import digest
 
 from .conftest import Answer, Api, People
 
-FILE = Path(__file__).parents[2] / "data" / "bad_inputs.csv"
-ROWS = {
-    entry["id"]: entry
-    for entry in csv.DictReader(FILE.read_text(encoding="utf-8").splitlines())
-    if entry["surface"] == "api"
-}
-Check = Callable[[Api, People], Awaitable[None]]
-CHECKS: dict[str, Check] = {}
-
-
-def row(row_id: str) -> Callable[[Check], Check]:
-    """The check of one row."""
-
-    def register(check: Check) -> Check:
-        CHECKS[row_id] = check
-        return check
-
-    return register
+ROWS = rows("api")
+CHECKS = Checks()
+row = CHECKS.row
 
 
 @pytest.mark.parametrize("row_id", ROWS)

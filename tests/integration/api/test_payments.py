@@ -2,16 +2,15 @@
 provider, and refunds. The biller's part is run by the tests, on the same database."""
 
 import asyncio
-import csv
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from bad_inputs import Checks, rows
 from penstock.billing.providers import events, signature
 from penstock.billing.providers.port import Provider
 from penstock.billing.providers.settings import PaymentSettings, make
@@ -22,13 +21,8 @@ from penstock.kit.ids import new_id
 
 from .conftest import PAYMENTS_SECRET, PAYMENTS_SECRET_BEFORE, Answer, Api, People
 
-FILE = Path(__file__).parents[2] / "data" / "bad_inputs.csv"
 #: From webhook-26 on, the rows are about webhooks that we send.
-ROWS = {
-    entry["id"]: entry
-    for entry in csv.DictReader(FILE.read_text(encoding="utf-8").splitlines())
-    if entry["surface"] == "webhook" and entry["id"] < "webhook-26"
-}
+ROWS = [row_id for row_id in rows("webhook") if row_id < "webhook-26"]
 
 
 class Desk:
@@ -116,18 +110,8 @@ async def desk(api: Api, people: People) -> AsyncIterator[Desk]:
     await provider.close()
 
 
-Check = Callable[[Desk, dict[str, Any]], Awaitable[None]]
-CHECKS: dict[str, Check] = {}
-
-
-def row(row_id: str) -> Callable[[Check], Check]:
-    """The check of one row."""
-
-    def register(check: Check) -> Check:
-        CHECKS[row_id] = check
-        return check
-
-    return register
+CHECKS = Checks()
+row = CHECKS.row
 
 
 @pytest.mark.parametrize("row_id", ROWS)

@@ -2,7 +2,6 @@
 against a real receiver with TLS; only the lookup, what counts as public and whom TLS trusts are played."""
 
 import asyncio
-import csv
 import ipaddress
 import ssl
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from bad_inputs import Checks, rows
 from penstock.kit.addresses import is_elsewhere
 from penstock.kit.db import Database
 from penstock.kit.outward import ANSWER_BYTES_MAX
@@ -23,26 +23,10 @@ from webhook_receiver import EAGER, Stage, certificates, outward, receive, stage
 
 from .conftest import Api, People
 
-FILE = Path(__file__).parents[2] / "data" / "bad_inputs.csv"
 #: Those before are about webhooks that come in.
-FIRST_OUTGOING = 26
-ROWS = {
-    entry["id"]: entry
-    for entry in csv.DictReader(FILE.read_text(encoding="utf-8").splitlines())
-    if entry["surface"] == "webhook" and int(entry["id"].removeprefix("webhook-")) >= FIRST_OUTGOING
-}
-Check = Callable[[Api, People, Stage], Awaitable[None]]
-CHECKS: dict[str, Check] = {}
-
-
-def row(row_id: str) -> Callable[[Check], Check]:
-    """The check of one row."""
-
-    def register(check: Check) -> Check:
-        CHECKS[row_id] = check
-        return check
-
-    return register
+ROWS = [row_id for row_id in rows("webhook") if row_id >= "webhook-26"]
+CHECKS = Checks()
+row = CHECKS.row
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from penstock.billing.model import (
     Standing,
     State,
     Terms,
-    diagram,
     judge,
     path,
     rated,
@@ -88,7 +87,3 @@ def test_time_that_is_not_charged_yet_counts_as_spent() -> None:
 def test_totals_lose_nothing_to_rounding() -> None:
     minutes = [rated(n * 60_000_000, price_microusd=3_490_000, per=US_PER_HOUR) for n in range(61)]
     assert sum(after - before for before, after in pairwise(minutes)) == 3_490_000
-
-
-def test_the_diagram_shows_every_move() -> None:
-    assert all(f"{source} --> {target}: {event}" in diagram() for (source, event), target in MOVES.items())

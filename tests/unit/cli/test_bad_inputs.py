@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import termios
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 from aiohttp import web
 
 import scripted_api
+from bad_inputs import Checks, rows
 from penstock.cli import profiles
 from penstock.cli.callback import listen
 from penstock.cli.errors import CliError
@@ -31,31 +31,18 @@ from .answers import WHOAMI, allocation, page, self_signed
 from .conftest import KEY, Cli
 from .providers import browser, log_in
 
-FILE = Path(__file__).parents[2] / "data" / "bad_inputs.csv"
-ROWS = {
-    entry["id"]
-    for entry in csv.DictReader(FILE.read_text(encoding="utf-8").splitlines())
-    if entry["surface"] == "cli_config"
-}
-Check = Callable[[Cli, ScriptedApi], None]
-CHECKS: dict[str, Check] = {}
+ROWS = rows("cli_config")
+CHECKS = Checks()
+row = CHECKS.row
 
 
-def row(row_id: str) -> Callable[[Check], Check]:
-    def register(check: Check) -> Check:
-        CHECKS[row_id] = check
-        return check
-
-    return register
-
-
-@pytest.mark.parametrize("row_id", sorted(ROWS))
+@pytest.mark.parametrize("row_id", ROWS)
 def test_bad_input_ends_as_listed(row_id: str, cli: Cli, api: ScriptedApi) -> None:
     CHECKS[row_id](cli, api)
 
 
 def test_every_row_has_a_check() -> None:
-    assert set(CHECKS) == ROWS
+    assert set(CHECKS) == set(ROWS)
 
 
 @row("cli_config-01")

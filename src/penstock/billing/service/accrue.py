@@ -5,7 +5,7 @@ more windows than make about `USES_MAX` usage rows: after a long absence it catc
 decides.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -55,14 +55,7 @@ class Accrue:
         charged, paid_up = await accrual.accrue(tx, since=since, until=until, window=self.window)
         await self.allocations.settle(tx, paid_up)
         await accrual.advance(tx, until)
-        return Accrued(
-            until=until,
-            windows=charged.windows,
-            transfers=charged.transfers,
-            amount_microusd=charged.amount_microusd,
-            settled=charged.settled,
-            behind=until < ended,
-        )
+        return replace(charged, behind=until < ended)
 
 
 async def _give_back(tx: Tx, owed: Excess, run_at: datetime) -> None:
