@@ -66,6 +66,7 @@ STATEMENTS = (
         secrets jsonb not null default '[]',
         egress jsonb not null default '[]',
         runtime text not null default '',
+        serving jsonb,
         stock_id text,
         yields_to text,
         state text not null,

@@ -183,6 +183,12 @@ USAGE = (
         primary key (meter, version)
     )
     """,
+    # The time and number of invocations are counted from the start, and free until an operator sets a price.
+    """
+    insert into billing.prices (meter, version, price_microusd, per, effective_at, created_by)
+    select meter, 1, 0, 1, '2000-01-01T00:00:00Z', 'system:billing'
+    from unnest(array['function.invocation_ms', 'function.invocations']) as m (meter)
+    """,
     # One thing that is metered at one price: an allocation, or a meter of a function, a deployment, a key.
     # `quantity` is what was rated of it so far; of allocations, which are rated by time, it stays 0. Only they have
     # GPUs, which their price is for.

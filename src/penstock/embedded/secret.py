@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -17,13 +18,17 @@ def keep(file: Path, value: str) -> None:
     temporary.replace(file)
 
 
-def made_once(file: Path) -> str:
+def _random() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def made_once(file: Path, make: Callable[[], str] = _random) -> str:
     """The secret in `file`, made the first time."""
     try:
         kept = file.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         kept = ""
     if not kept:
-        kept = secrets.token_urlsafe(24)
+        kept = make()
         keep(file, kept)
     return kept

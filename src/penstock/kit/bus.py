@@ -4,19 +4,19 @@ Nothing is believed for having arrived: a hint only says "look again", and every
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
-import nats
-from nats.aio.client import Client
+from nats.aio.client import PING_PROTO, Client
 from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError, NoRespondersError
+from nats.errors import ConnectionClosedError, Error, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
+from penstock.kit.publish import Acknowledged, PubAck, Publisher
 from penstock.kit.telemetry import logger
 from penstock.wire import subjects
 
@@ -36,6 +36,18 @@ EVENTS: Final = StreamConfig(
 )
 
 
+class Follower(Protocol):
+    """Somebody who has to do something when the connection breaks or comes back."""
+
+    async def disconnected(self) -> None:
+        """It is broken. What is unsubscribed now is not subscribed again when it comes back."""
+        ...
+
+    async def reconnected(self) -> None:
+        """It is there again."""
+        ...
+
+
 class Bus:
     """One NATS connection of a process."""
 
@@ -43,6 +55,38 @@ class Bus:
         self.client = client
         self.js: JetStreamContext = client.jetstream(timeout=5, publish_async_max_pending=4096)
         self._background: set[asyncio.Task[None]] = set()
+        self._publisher = Publisher(client)
+        self._followers: list[Follower] = []
+
+    async def publish(
+        self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        """Publish to the stream that takes this subject, and wait until it has the message."""
+        return await (await self._publisher.send(subject, body, msg_id=msg_id, headers=headers))
+
+    async def publish_soon(
+        self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> Acknowledged:
+        """The same without waiting for the stream: await what is returned, or the refusal goes unseen."""
+        return await self._publisher.send(subject, body, msg_id=msg_id, headers=headers)
+
+    def follow(self, follower: "Follower") -> None:
+        """Tell it when the connection breaks and when it is there again."""
+        self._followers.append(follower)
+
+    def unfollow(self, follower: "Follower") -> None:
+        """No longer."""
+        self._followers.remove(follower)
+
+    async def disconnected(self) -> None:
+        """For the connection: it is broken."""
+        for follower in list(self._followers):
+            await follower.disconnected()
+
+    async def reconnected(self) -> None:
+        """For the connection: it is there again, with its subscriptions."""
+        for follower in list(self._followers):
+            await follower.reconnected()
 
     def hint(self, subject: str, payload: bytes = b"") -> None:
         """Fire and forget; lost when NATS is away, which sweepers make up for."""
@@ -97,25 +141,57 @@ class Bus:
             await self.js.update_stream(config)
 
 
+class _Client(Client):
+    """A connection that comes back whatever the server says before it hangs up: for nats-py an expired identity is the
+    end, here the next attempt may well be given a new one. And one whose `flush` waits for what was sent before it:
+    nats-py's own ping overtakes subscriptions that still stand in the buffer."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        if "permissions violation" in err_msg:
+            await super()._process_err(err_msg)
+        else:
+            await self._process_op_err(Error(f"nats: {err_msg}"))
+
+    async def _send_ping(self, future: "asyncio.Future[bool] | None" = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(PING_PROTO)
+        await self._flush_pending()
+
+
 @asynccontextmanager
-async def connect(url: str, *, name: str) -> AsyncIterator[Bus]:
+async def connect(
+    url: str,
+    *,
+    name: str,
+    user: str | None = None,
+    password: str | None = None,
+    inbox_prefix: str = "_INBOX",
+    again_s: float = 0.2,
+) -> AsyncIterator[Bus]:
     """Connect, keep reconnecting for ever, and drain at the end. NATS may be away when the process starts."""
 
     async def on_error(error: Exception) -> None:
         _log.debug("nats_error", error=repr(error))
 
-    client = await nats.connect(
+    client = _Client()
+    bus = Bus(client)
+    await client.connect(
         url,
         name=name,
+        user=user,
+        password=password,
+        inbox_prefix=inbox_prefix,
         allow_reconnect=True,
         max_reconnect_attempts=-1,
-        reconnect_time_wait=0.2,
-        connect_timeout=2,
+        reconnect_time_wait=again_s,  # pyright: ignore[reportArgumentType]  (a fraction is fine)
+        connect_timeout=4,
         ping_interval=10,
         error_cb=on_error,
+        disconnected_cb=bus.disconnected,
+        reconnected_cb=bus.reconnected,
     )
     try:
-        yield Bus(client)
+        yield bus
     finally:
         await _close(client)
 

@@ -69,6 +69,9 @@ class Head:
     forwarded_for: bytes | None = None
     correlation_id: str = ""
     repeated: bool = False
+    #: What a body may have on this path, and how long it may take.
+    body_bytes_max: int = BODY_BYTES_MAX
+    body_timeout_s: float = BODY_TIMEOUT_S
 
 
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
@@ -108,6 +111,19 @@ class Uploads:
     def take(self, scope: Scope) -> bool:
         """Whether this request is one."""
         return scope["type"] == "http" and scope["method"] == "PUT" and scope["path"].startswith(self.prefix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeBodies:
+    """The POSTs that take larger bodies than others, and longer for them."""
+
+    path: re.Pattern[str]
+    bytes_max: int
+    timeout_s: float = 60.0
+
+    def take(self, scope: Scope) -> bool:
+        """Whether this request is one."""
+        return scope["type"] == "http" and scope["method"] == "POST" and bool(self.path.fullmatch(scope["path"]))
 
 
 def rejection(head: Head, *, bytes_max: int = BODY_BYTES_MAX, streams: bool = False) -> Rejected | None:
@@ -167,9 +183,17 @@ def _within(address: str, networks: Networks) -> bool:
 class Edge:
     """The outermost ASGI layer."""
 
-    def __init__(self, app: ASGIApp, *, trusted_proxies: Sequence[str] = (), uploads: Uploads | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        trusted_proxies: Sequence[str] = (),
+        uploads: Uploads | None = None,
+        large: LargeBodies | None = None,
+    ) -> None:
         self._app = app
         self._uploads = uploads
+        self._large = large
         self._trusted = [ipaddress.ip_network(text, strict=False) for text in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,7 +215,9 @@ class Edge:
     def _rejection(self, scope: Scope, head: Head) -> Rejected | None:
         if self._uploads is not None and self._uploads.take(scope):
             return rejection(head, bytes_max=self._uploads.bytes_max, streams=True)
-        return rejection(head)
+        if self._large is not None and self._large.take(scope):
+            head.body_bytes_max, head.body_timeout_s = self._large.bytes_max, self._large.timeout_s
+        return rejection(head, bytes_max=head.body_bytes_max)
 
     async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
         if refused is None:
@@ -247,11 +273,12 @@ class EdgeRequest(Request[Any, Any, Any]):
 
     async def _read(self) -> bytes:
         declared = "data" in self.route_handler.parsed_fn_signature.parameters
+        head: Head = cast("dict[str, Any]", self.scope)["edge"]
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await read_body(self.receive)
+            async with asyncio.timeout(head.body_timeout_s):
+                body = await read_body(self.receive, bytes_max=head.body_bytes_max)
         except TimeoutError as error:
-            message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
+            message = f"the body did not arrive within {head.body_timeout_s:g} s"
             raise Rejected(408, "request_timeout", message) from error
         if declared and not body and not self.route_handler.parsed_fn_signature.parameters["data"].has_default:
             raise Invalid("body required", field="$")
@@ -272,7 +299,7 @@ class EdgeRequest(Request[Any, Any, Any]):
         return decoder
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, *, bytes_max: int = BODY_BYTES_MAX) -> bytes:
     """All of the body, or Rejected as soon as it is larger than allowed."""
     chunks: list[bytes] = []
     size = 0
@@ -282,8 +309,8 @@ async def read_body(receive: Receive) -> bytes:
             raise Rejected(400, "invalid_request", "the client went away")
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > BODY_BYTES_MAX:
-            raise too_large()
+        if size > bytes_max:
+            raise too_large(bytes_max)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)

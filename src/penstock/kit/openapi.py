@@ -17,7 +17,7 @@ from litestar.types import ControllerRouterHandler
 
 from penstock.wire import rest
 
-_PAGE: Final = re.compile(rb"Page_penstock\.wire\.rest\.\w+\.(\w+?)_")
+_GENERIC: Final = re.compile(rb"(Page|Data)_penstock\.wire\.rest\.\w+\.(\w+?)_")
 _METHODS: Final = frozenset({"get", "put", "post", "patch", "delete"})
 _FAILURE: Final = {
     "description": "Refused or failed; `error.code` is stable.",
@@ -57,7 +57,7 @@ def config(*, title: str, version: str, description: str) -> OpenAPIConfig:
 
 def document(app: Litestar) -> dict[str, Any]:
     """The whole document: Litestar's paths, msgspec's schemas, the one error envelope on every operation."""
-    raw = _PAGE.sub(rb"PageOf\1", msgspec.json.encode(app.openapi_schema.to_schema()))
+    raw = _GENERIC.sub(rb"\1Of\2", msgspec.json.encode(app.openapi_schema.to_schema()))
     built: dict[str, Any] = msgspec.json.decode(raw)
     public = _public_operations(app)
     for path in built["paths"].values():

@@ -102,6 +102,14 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]], *, name: 
         await asyncio.sleep(seconds if not failures else max(seconds, backoff_s(failures)))
 
 
+async def guarded(work: Awaitable[object], *, name: str, **context: object) -> None:
+    """One piece of a loop's work; a failure is logged, and the loop goes on with the next."""
+    try:
+        await work
+    except Exception:  # noqa: BLE001 (a loop's supervisor: the loop goes on)
+        _log.exception("loop_failed", loop=name, **context)
+
+
 async def woken(
     bus: Bus,
     hints: Sequence[str],

@@ -171,6 +171,15 @@ class WebhookTestFact(msgspec.Struct, frozen=True, kw_only=True):
     webhook_id: str
 
 
+class FunctionFact(msgspec.Struct, frozen=True, kw_only=True):
+    """About a function, after the change. `serving_version` gets the calls until the current one has a worker."""
+
+    function_id: str
+    name: str
+    current_version: int
+    serving_version: int
+
+
 CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "identity.organisation_created": OrganisationFact,
     "identity.user_created": UserFact,
@@ -224,6 +233,9 @@ CATALOGUE: Final[dict[str, type[msgspec.Struct]]] = {
     "billing.balance_recovered": BalanceFact,
     "billing.budget_warning": BudgetFact,
     "billing.budget_exhausted": BudgetFact,
+    "serverless.function_deployed": FunctionFact,
+    "serverless.function_rolled_back": FunctionFact,
+    "serverless.function_deleted": FunctionFact,
     "payments.balance_credited": PaymentFact,
     "payments.failed": PaymentFact,
     "payments.refunded": PaymentFact,

@@ -2,6 +2,7 @@
 
 `evt.` carries facts, published by the relay alone. `hint.` carries "something changed, look": lossy, on core NATS.
 `ask.` carries people's questions to other processes, and their answers; nothing is decided by them.
+`runtime.serverless.` carries the work of functions, under the source's names.
 """
 
 from typing import Final
@@ -52,3 +53,95 @@ def node(node_id: str) -> str:
 def last_token(subject: str) -> str:
     """The id at the end of a hint's subject."""
     return subject.rpartition(".")[2]
+
+
+#: An invocation waits for its turn, by function: wakes the activators.
+FUNCTIONS: Final = "hint.functions"
+#: What an invocation said, or that it ended: wakes those who follow it.
+ALL_INVOCATIONS: Final = "hint.invocation.*"
+
+_SERVERLESS: Final = "runtime.serverless"
+INVOKES: Final = f"{_SERVERLESS}.invoke.*"
+DISPATCHES: Final = f"{_SERVERLESS}.dispatch.*.*"
+RESULTS: Final = f"{_SERVERLESS}.result.*"
+METRICS: Final = f"{_SERVERLESS}.metrics.*"
+OUTPUTS: Final = f"{_SERVERLESS}.output.*"
+DEAD_LETTERS: Final = f"{_SERVERLESS}.dlq.*.*"
+CALLS: Final = f"{_SERVERLESS}.call.*.*"
+CONTROLS: Final = f"{_SERVERLESS}.control.*.*"
+CALL_ANSWERS: Final = f"{_SERVERLESS}.answer.*.*"
+
+#: The server asks here who connects.
+AUTH_CALLOUT: Final = "$SYS.REQ.USER.AUTH"
+#: A message was delivered as often as its consumer allows, and stays where it is.
+MAX_DELIVERIES: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>"
+
+
+def invocation(invocation_id: str) -> str:
+    """The invocation said something or ended."""
+    return f"hint.invocation.{invocation_id}"
+
+
+def request_token(project_id: str, function: str) -> str:
+    """How a function is named in subjects."""
+    return function if project_id == "prj_default" else f"{project_id}_{function}"
+
+
+def invoke(request: str) -> str:
+    """Ingress of a function; `request` is its `request_token`, here and below."""
+    return f"{_SERVERLESS}.invoke.{request}"
+
+
+def dispatch(request: str, worker: str) -> str:
+    """Attempts for one worker."""
+    return f"{_SERVERLESS}.dispatch.{request}.{worker}"
+
+
+def result(request: str) -> str:
+    """Ends of a function's attempts."""
+    return f"{_SERVERLESS}.result.{request}"
+
+
+def metrics(request: str) -> str:
+    """Reports about a function's workers."""
+    return f"{_SERVERLESS}.metrics.{request}"
+
+
+def output(request: str) -> str:
+    """What a function's handlers say."""
+    return f"{_SERVERLESS}.output.{request}"
+
+
+def dead_letter(source: str, request: str) -> str:
+    """What could not be done; `source` is invocation, dispatch, result or metric."""
+    return f"{_SERVERLESS}.dlq.{source}.{request}"
+
+
+def call(request: str, worker: str) -> str:
+    """Calls of one worker's handlers."""
+    return f"{_SERVERLESS}.call.{request}.{worker}"
+
+
+def control(request: str, worker: str) -> str:
+    """Orders to one worker's sidecar, on core NATS; answers to its calls come here too, below `.answer`."""
+    return f"{_SERVERLESS}.control.{request}.{worker}"
+
+
+def call_answer(request: str, worker: str) -> str:
+    """Answers to the calls of one worker's handlers."""
+    return f"{_SERVERLESS}.answer.{request}.{worker}"
+
+
+def worker_inbox(worker: str) -> str:
+    """The prefix of what one worker's connection may subscribe to for answers."""
+    return f"_INBOX_{worker}"
+
+
+def next_messages(stream: str, consumer: str) -> str:
+    """Asks for a durable consumer's messages; `*` names them all, as an account exports it."""
+    return f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+
+
+def acks(stream: str, consumer: str = "") -> str:
+    """Acknowledgements of a consumer's messages, or of all consumers'."""
+    return f"$JS.ACK.{stream}.{consumer}.>" if consumer else f"$JS.ACK.{stream}.>"

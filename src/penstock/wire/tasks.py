@@ -72,6 +72,47 @@ class RuntimeLock(msgspec.Struct, frozen=True, kw_only=True):
     lock: bytes
 
 
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """A tar.gz archive of a function's code, which the agent fetches from the gateway over mTLS and keeps by digest."""
+
+    sha256: str
+    bytes: int
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a unit a function's worker: the sidecar calls the framework that listens in it.
+
+    The keys (`WorkerKeys`) come with the values of secrets, under the name `WORKER_KEYS`. With `framework`, the
+    platform's own framework is the unit's command, and runs `handler` (`module:name`) of the code; without a handler it
+    answers with what it was given.
+    """
+
+    worker: str
+    project_id: str
+    function: str
+    #: The function's name in subjects.
+    request: str
+    slots: int
+    socket: str
+    invoke_path: str
+    health_path: str
+    #: How long the framework may take to become healthy.
+    ready_s: float
+    framework: bool
+    handler: str = ""
+    code: Code | None = None
+
+
+class WorkerKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's sidecar proves itself with to NATS, and knows dispatches by."""
+
+    token: str
+    mac_key: bytes
+
+
+WORKER_KEYS: Final = ".worker"
+
+
 class RuntimeBuild(msgspec.Struct, frozen=True, kw_only=True):
     """Build an environment, unless it is there already. Answer: `RuntimeBuilt`."""
 
@@ -104,6 +145,7 @@ class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
     secrets: list[SecretRef] = []
     egress: list[str] = []
+    serving: Serving | None = None
 
 
 class UnitHandoff(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +160,7 @@ class UnitHandoff(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
     secrets: list[SecretRef] = []
     egress: list[str] = []
+    serving: Serving | None = None
 
 
 class UnitStarted(msgspec.Struct, frozen=True, kw_only=True):
