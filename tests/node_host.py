@@ -10,16 +10,20 @@ from pathlib import Path
 from penstock.kit.ids import new_id
 from penstock.node import cgroups, runtimes, sandbox
 from penstock.node.builder import Budget, Builder, Source, find_installer, shown
+from penstock.node.codes import Codes
 from penstock.node.environments import Environments
 from penstock.node.inventory import Simulated
 from penstock.node.journal import Journal
 from penstock.node.logs import Forwarder
+from penstock.node.serving import Sidecar, Workers
 from penstock.node.units import Units
 from penstock.wire import locks
 from penstock.wire.link import LogLine, UnitReport, UnitState
 from penstock.wire.tasks import Limits, RuntimeBuild, RuntimeBuilt, RuntimeLock, UnitHandoff, UnitStart
 
 BUDGET = Budget(seconds=60, bytes_max=64 << 20)
+#: Nobody's: units have others, and those who build environments too.
+SIDECAR_UID = 210_200
 LIMITS = Limits(memory_bytes=512 << 20, processes_max=128, cpus=2, scratch_bytes=1 << 30)
 
 
@@ -66,6 +70,8 @@ class Host:
         packages: Path | None = None,
         budget: Budget = BUDGET,
         runtimes_bytes_max: int = 1 << 30,
+        sidecar: Sidecar | None = None,
+        codes: Codes | None = None,
     ) -> "Host":
         """Build the parts on `folder`, as an agent does at its start."""
         units_folder = folder / "units"
@@ -96,6 +102,8 @@ class Host:
             groups=cgroups.find() if limit else cgroups.Groups({}, 1),
             logs=logs,
             uids=uids,
+            workers=Workers(units_folder, sidecar=sidecar, codes=codes),
+            sidecar_gid=SIDECAR_UID if uids else None,
             on_stage=on_stage,
         )
         built.in_use = units.runtimes_in_use

@@ -17,6 +17,9 @@ from penstock.wire.tasks import Gpu, Limits
 HOME: Final = "/home/unit"
 #: Where a sandboxed unit finds the service by which it shares a GPU.
 MPS_PIPE: Final = "/run/penstock/mps"
+#: Folders of a unit's folder: its home, what its code is in below that, and where a function's framework listens.
+CODE: Final = "app"
+FRAMEWORK: Final = "framework"
 GO: Final = b"go\n"
 #: Waits for the go, then becomes the rest of its arguments.
 GATE: Final = ("/bin/sh", "-c", 'read -r _ || exit 3; exec "$@"', "sh")
@@ -38,6 +41,16 @@ class Spec:
     simulated: bool = True
     allocation_id: str = ""
     stock: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the commands of a unit find what makes it a function's worker: the folder of the framework's socket, the
+    function's code, and the platform's own framework."""
+
+    sockets: str
+    code: str
+    framework: str
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,10 @@ class Driver(Protocol):
 
     def zygote(self, spec: Spec) -> list[str]:
         """The zygote's file as init sees it and the modules to import; empty where a unit has none."""
+        ...
+
+    def places(self, folder: Path, framework: Path) -> Places:
+        """For the unit of this folder; `framework` is where the host has ours."""
         ...
 
     def tool(self, tool: Tool) -> Launch:
@@ -139,6 +156,10 @@ class PlainDriver:
         """None: stock is for nodes that sandbox, and here a handoff starts the command in the ordinary way."""
         del spec
         return []
+
+    def places(self, folder: Path, framework: Path) -> Places:
+        """As they are on the host."""
+        return Places(sockets=str(folder / FRAMEWORK), code=str(folder / "home" / CODE), framework=str(framework))
 
     def tool(self, tool: Tool) -> Launch:
         """The tool itself."""

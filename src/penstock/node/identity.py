@@ -94,6 +94,10 @@ class Identity:
         """The WebSocket at `path` of the gateway's mTLS listener."""
         return str(self._url("wss") / path.lstrip("/"))
 
+    def url(self, path: str) -> URL:
+        """What is at `path` of the gateway's mTLS listener."""
+        return self._url("https") / path.lstrip("/")
+
     def _url(self, scheme: str) -> URL:
         url = URL(self._known.link_url)
         return url.with_scheme(scheme).with_port(url.port)

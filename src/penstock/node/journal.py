@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from penstock.wire.link import TaskResult, UnitState
-from penstock.wire.tasks import SignedTask, TaskBody
+from penstock.wire.tasks import Serving, SignedTask, TaskBody, WorkerKeys
 
 T = TypeVar("T")
 _KEPT_RESULTS_MAX: Final = 4096
@@ -38,7 +38,8 @@ create table if not exists units (unit_id text primary key, record blob not null
 
 class UnitRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All that must outlive the agent to find a unit again, or to prove it gone. A `stock` unit's allocation is its
-    tenant's, and empty until there is one."""
+    tenant's, and empty until there is one. The keys of one that serves a function are the sidecar's: they are told to
+    it again, and are worth nothing once the worker is gone."""
 
     unit_id: str
     state: UnitState
@@ -58,6 +59,9 @@ class UnitRecord(msgspec.Struct, frozen=True, kw_only=True):
     allocation_id: str = ""
     stock: bool = False
     egress: list[str] = []
+    memory_bytes: int = 0
+    serving: Serving | None = None
+    keys: WorkerKeys | None = None
 
 
 class Standing(StrEnum):
@@ -149,6 +153,8 @@ def _open(path: Path) -> sqlite3.Connection:
     db.execute("pragma journal_mode = wal")
     # Writes are in the kernel when they return, and on the disk soon after: see ADR 27.
     db.execute("pragma synchronous = normal")
+    # The keys of a worker that is gone leave no trace.
+    db.execute("pragma secure_delete = on")
     db.executescript(_SCHEMA)
     return db
 

@@ -18,7 +18,10 @@ from typing import Final
 from penstock.node import cgroups, control, procfs
 from penstock.node.drivers import GO, Driver, Spec
 from penstock.node.errors import Failed
+from penstock.node.inventory import Inventory
+from penstock.node.runtimes import Runtime
 from penstock.node.tenant import Tenant, configure
+from penstock.wire.tasks import UnitStart
 
 _FILES_MAX: Final = 65536
 _INFO: Final = "boot.json"
@@ -62,6 +65,24 @@ class Launched:
         if self._gate >= 0:
             os.close(self._gate)
             self._gate = -1
+
+
+def spec_of(request: UnitStart, *, folder: Path, runtime: Runtime, inventory: Inventory, uid: int | None) -> Spec:
+    """What the driver must know of the unit that is asked for. Its GPUs are those of them that there are."""
+    listing = inventory.listing()
+    return Spec(
+        unit_id=request.unit_id,
+        folder=folder,
+        runtime=runtime,
+        limits=request.limits,
+        uid=uid,
+        gpus=tuple(gpu for gpu in listing.gpus if gpu.uuid in request.gpu_uuids),
+        devices=tuple(inventory.devices(request.gpu_uuids)),
+        mps=inventory.mps(request.gpu_uuids),
+        simulated=listing.simulated,
+        allocation_id=request.allocation_id,
+        stock=request.stock,
+    )
 
 
 def spawn(driver: Driver, spec: Spec) -> Launched:

@@ -89,8 +89,12 @@ class Forwarder:
         self._dropped: dict[str, int] = {}
         self._ready = asyncio.Event()
 
-    def put(self, line: LogLine) -> None:
-        """Take a line, or drop and count it."""
+    def put(self, *lines: LogLine) -> None:
+        """Take lines, or drop and count them."""
+        for line in lines:
+            self._put(line)
+
+    def _put(self, line: LogLine) -> None:
         size = _size(line)
         if not self._allowed(line.unit_id, size) or self._queued_bytes + size > _QUEUE_BYTES_MAX:
             self._dropped[line.unit_id] = self._dropped.get(line.unit_id, 0) + 1

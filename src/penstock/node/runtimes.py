@@ -17,17 +17,19 @@ from penstock.node.errors import Failed
 
 _ASK: Final = "import sys; print(sys.prefix); print(sys.base_prefix); print('%d.%d' % sys.version_info[:2])"
 _TIMEOUT_S: Final = 20.0
+_USUAL: Final = "python:3.12"
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A tenant environment. `folders` must be visible for it to work; `init` and `zygote` are ours, compiled for it.
-    `preload` are modules that a zygote imports beyond its own list."""
+    """A tenant environment. `folders` must be visible for it to work; `init`, `zygote` and `framework` are ours,
+    compiled for it. `preload` are modules that a zygote imports beyond its own list."""
 
     python: Path
     folders: tuple[Path, ...]
     init: Path
     zygote: Path
+    framework: Path
     version: str
     preload: tuple[str, ...] = ()
 
@@ -73,6 +75,11 @@ class Runtimes:
         """Each runtime once."""
         return list(dict.fromkeys(self._by_image.values()))
 
+    @property
+    def framework(self) -> Path:
+        """The folder with the framework of functions, which is the same for all."""
+        return self.all()[0].framework
+
 
 def prepare(
     folders: Mapping[str, str],
@@ -81,7 +88,8 @@ def prepare(
     *,
     built: Built | None = None,
 ) -> Runtimes:
-    """Look at each environment and compile our init for it into `work`. Each is also known by its exact version."""
+    """Look at each environment and compile what runs inside for it into `work`. What `python:3` means is also known by
+    its exact version, and as the `python:3.12` that most people write, whatever it is."""
     made = {folder: _prepare(Path(folder), work) for folder in dict.fromkeys(folders.values())}
     by_image = {
         image: replace(made[folder], preload=tuple((preload or {}).get(image, ()))) for image, folder in folders.items()
@@ -89,6 +97,7 @@ def prepare(
     for image, runtime in list(by_image.items()):
         if image == "python:3":
             by_image.setdefault(f"python:{runtime.version}", runtime)
+            by_image.setdefault(_USUAL, runtime)
     return Runtimes(by_image, built)
 
 
@@ -97,12 +106,13 @@ def _prepare(folder: Path, work: Path) -> Runtime:
     prefix, base, version = _run(python, _ASK).split()
     work.mkdir(parents=True, exist_ok=True)
     work.chmod(0o755)
-    run = partial(_run, python)
+    made = inside.compile_into(work, version, partial(_run, python))
     return Runtime(
         python=Path(prefix) / "bin" / "python",
         folders=_outermost(prefix, base),
-        init=inside.compile_into(work, "init", version, run),
-        zygote=inside.compile_into(work, "zygote", version, run),
+        init=made.init,
+        zygote=made.zygote,
+        framework=made.framework,
         version=version,
     )
 

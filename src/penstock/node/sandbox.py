@@ -17,11 +17,14 @@ from penstock.kit.errors import Unavailable
 from penstock.kit.telemetry import logger
 from penstock.node import seccomp, staging
 from penstock.node.drivers import (
+    CODE,
+    FRAMEWORK,
     GATE,
     HOME,
     MPS_PIPE,
     Driver,
     Launch,
+    Places,
     PlainDriver,
     Spec,
     Tool,
@@ -30,11 +33,15 @@ from penstock.node.drivers import (
 )
 from penstock.node.runtimes import Runtimes
 from penstock.node.staging import Stage
+from penstock.sdk import tenant
 from penstock.wire.tasks import Limits
 
 _log = logger(__name__)
 _INIT: Final = "/run/penstock/init.pyc"
 _ZYGOTE: Final = "/run/penstock/zygote.pyc"
+#: Not below /opt or any other place where a runtime may itself lie.
+_FRAMEWORK: Final = "/run/penstock/framework"
+_SOCKETS: Final = "/tmp/serverless-framework"  # noqa: S108 - the source's own place
 _SECRETS: Final = "/run/secrets"
 _SECRETS_BYTES_MAX: Final = 4 << 20
 _UID: Final = "1000"
@@ -79,7 +86,12 @@ class Bubblewrap:
 
     def zygote(self, spec: Spec) -> list[str]:
         """Only stock waits for a tenant."""
-        return [_ZYGOTE, *spec.runtime.preload] if spec.stock else []
+        return [_ZYGOTE, *spec.runtime.preload, _FRAMEWORK, *tenant.PRELOAD] if spec.stock else []
+
+    def places(self, folder: Path, framework: Path) -> Places:
+        """The same in every unit."""
+        del folder, framework
+        return Places(sockets=_SOCKETS, code=f"{HOME}/{CODE}", framework=_FRAMEWORK)
 
     def launch(self, spec: Spec, *, listener: int, info: int) -> Launch:
         """Gate, bubblewrap, init."""
@@ -138,11 +150,13 @@ class Bubblewrap:
         shared_memory = str(min(_SHARED_MEMORY_BYTES_MAX, max(1 << 20, spec.limits.memory_bytes // 2)))
         arguments = ["--ro-bind", self._stage.at(spec.folder / "hosts"), "/etc/hosts"]
         arguments += ["--bind", self._stage.at(spec.folder / "tmp"), "/tmp"]  # noqa: S108 - the unit's own
+        arguments += ["--bind", self._stage.at(spec.folder / FRAMEWORK), _SOCKETS]
         arguments += ["--bind", self._stage.at(spec.folder / "home"), HOME]
         # After those two: a runtime may itself lie below /tmp or /home.
         for folder in spec.runtime.folders:
             arguments += ["--ro-bind", self._stage.at(folder), str(folder)]
         arguments += ["--ro-bind", self._stage.at(spec.runtime.init), _INIT]
+        arguments += ["--ro-bind", self._stage.at(spec.runtime.framework), _FRAMEWORK]
         if spec.stock:
             arguments += ["--ro-bind", self._stage.at(spec.runtime.zygote), _ZYGOTE]
         arguments += ["--perms", "0700", "--size", str(_SECRETS_BYTES_MAX), "--tmpfs", _SECRETS]
@@ -274,14 +288,21 @@ def _probe(driver: Bubblewrap, units: Path, runtimes: Runtimes, uid: int | None)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_folder(folder: Path, unit_id: str, uid: int | None) -> None:
-    """A unit's folder: ours, with a home and a temporary folder that are the unit's user's."""
+def make_folder(folder: Path, unit_id: str, uid: int | None, *, sidecar: int | None = None) -> None:
+    """A unit's folder: ours, with a home, a temporary folder and one for sockets that are the unit's user's.
+
+    What is made in the one for sockets belongs to the sidecar's group, which has no other member and is none of the
+    unit's: so the sidecar can connect to a socket of mode 0660, and no other unit can.
+    """
     folder.mkdir(exist_ok=True)
     folder.chmod(0o711)
-    for name in ("home", "tmp"):
+    for name in ("home", "tmp", FRAMEWORK):
         (folder / name).mkdir(exist_ok=True, mode=0o700)
         if uid is not None:
             os.chown(folder / name, uid, uid, follow_symlinks=False)
+    if uid is not None and sidecar is not None:
+        os.chown(folder / FRAMEWORK, uid, sidecar, follow_symlinks=False)
+        (folder / FRAMEWORK).chmod(0o2770)
     _write(folder / "hosts", f"{_ETC['hosts']}127.0.0.1 {hostname(unit_id)}\n")
 
 

@@ -163,6 +163,7 @@ class Executor:
         handlers: Mapping[str, Handler],
         on_result: Callable[[TaskResult], None],
         secrets: Secrets = _no_secrets,
+        on_begin: Callable[[UnitStart | UnitHandoff], None] = lambda _: None,
     ) -> None:
         self._verifier = verifier
         self._journal = journal
@@ -170,6 +171,8 @@ class Executor:
         self._handlers = handlers
         self._on_result = on_result
         self._secrets = secrets
+        #: Told of a unit while its secrets are still asked for.
+        self._on_begin = on_begin
         self._slots = asyncio.Semaphore(CONCURRENCY)
         #: Apart, because they take minutes: however many wait, units start and stop.
         self._builds = asyncio.Semaphore(CONCURRENCY)
@@ -259,7 +262,10 @@ class Executor:
 
     async def _call(self, task: Verified, handler: Handler) -> msgspec.Struct:
         params = task.params
-        if not isinstance(params, UnitStart | UnitHandoff) or not params.secrets or handler == self._too_late:
+        if not isinstance(params, UnitStart | UnitHandoff) or handler == self._too_late:
+            return await handler(params)
+        self._on_begin(params)
+        if not params.secrets and params.serving is None:
             return await handler(params)
         try:
             async with asyncio.timeout(_SECRETS_TIMEOUT_S):

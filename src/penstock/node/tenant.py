@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from penstock.node import framework
+from penstock.node.drivers import Places
 from penstock.node.errors import Failed, Refused
 from penstock.wire.tasks import UnitHandoff, UnitStart
 
@@ -31,8 +33,11 @@ class Tenant:
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
-def tenant(request: UnitStart | UnitHandoff, values: Mapping[str, bytes], *, isolated: bool) -> Tenant:
-    """The request's tenant with the values of its secrets, which must all be there, and where its way out is."""
+def tenant(
+    request: UnitStart | UnitHandoff, values: Mapping[str, bytes], *, isolated: bool, places: Places | None = None
+) -> Tenant:
+    """The request's tenant with the values of its secrets, which must all be there, and where its way out is. `places`
+    are those of a unit that serves a function."""
     secrets: dict[str, bytes] = {}
     env = (_WAY_OUT if request.egress and isolated else {}) | request.env
     for secret in request.secrets:
@@ -43,7 +48,10 @@ def tenant(request: UnitStart | UnitHandoff, values: Mapping[str, bytes], *, iso
             env[secret.env] = values[secret.name].decode(errors="surrogateescape")
     if sum(map(len, secrets.values())) > _SECRETS_BYTES_MAX:
         raise Refused("too_large", f"the secrets of a unit exceed {_SECRETS_BYTES_MAX} bytes")
-    return Tenant(request.command, env, secrets)
+    if request.serving is None or places is None:
+        return Tenant(request.command, env, secrets)
+    command = framework.command(places) if request.serving.framework else request.command
+    return Tenant(command, env | framework.variables(request.serving, places), secrets)
 
 
 def content(who: Tenant, *, before: Sequence[str] = ()) -> bytes:

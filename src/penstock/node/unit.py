@@ -4,25 +4,68 @@ import asyncio
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from penstock.node import cgroups
+from penstock.node import cgroups, procfs
 from penstock.node.control import Control, Ending, tcp_connection
 from penstock.node.egress import Proxy
-from penstock.node.errors import Failed, Refused, Unlinked
+from penstock.node.errors import Failed, NodeError, Refused, Unlinked
 from penstock.node.journal import UnitRecord
 from penstock.node.logs import Lines
 from penstock.wire import egress
 from penstock.wire.egress import BadRule
 from penstock.wire.link import LogLine, UnitReport, UnitState
-from penstock.wire.tasks import RESERVED_ENV_PREFIXES, SecretRef, UnitHandoff, UnitStart, UnitStarted
+from penstock.wire.serverless import SOCKET_FOLDER
+from penstock.wire.tasks import RESERVED_ENV_PREFIXES, SecretRef, UnitHandoff, UnitStart, UnitStarted, WorkerKeys
 from penstock.wire.tunnel import ExecExit
 
 _UNIT_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _SECRETS_MAX: Final = 64
+_KILL_S: Final = 2.0
+#: What names a file in the framework's folder, a path of its HTTP, and a function's name in variables.
+_SOCKET: Final = re.compile(rf"(?:{SOCKET_FOLDER}/)?[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}")
+_URL_PATH: Final = re.compile(r"/[!-~]{0,254}")
+_WORKER: Final = re.compile(r"[a-z0-9_-]{1,128}")
+_HANDLER: Final = re.compile(r"([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)?")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SLOTS_MAX: Final = 1000
+_SERVING_UNIT_ID_MAX: Final = 40
+_NAMES: Final = {
+    "worker": _WORKER,
+    "function": _WORKER,
+    "request": _WORKER,
+    "project_id": _WORKER,
+    "socket": _SOCKET,
+    "invoke_path": _URL_PATH,
+    "health_path": _URL_PATH,
+    "handler": _HANDLER,
+}
+
+
+def new_record(
+    request: UnitStart, *, uid: int | None, groups: Sequence[Path], isolated: bool, keys: WorkerKeys | None
+) -> UnitRecord:
+    """What is noted of a unit before anything of it exists."""
+    return UnitRecord(
+        unit_id=request.unit_id,
+        state=UnitState.STARTING,
+        boot_id=procfs.boot_id(),
+        uid=uid,
+        gpu_uuids=request.gpu_uuids,
+        groups=[str(path) for path in groups],
+        runtime=request.runtime,
+        isolated=isolated,
+        allocation_id="" if request.stock else request.allocation_id,
+        stock=request.stock,
+        egress=[] if request.stock else request.egress,
+        memory_bytes=request.limits.memory_bytes,
+        serving=request.serving,
+        keys=keys,
+    )
 
 
 class Execution:
@@ -59,6 +102,8 @@ class Unit:
         self.lines: dict[str, Lines] = {}
         #: Its processes are proved gone, so it is on no GPU any more.
         self.off_gpus = False
+        #: Why it is to end at once, if somebody said so.
+        self.doomed = ""
 
     def dialled(self, descriptor: int) -> None:
         """Carry a connection to the unit's way out."""
@@ -81,6 +126,25 @@ class Unit:
         if self.proxy is not None:
             self.proxy.close()
             self.proxy = None
+
+    def kill(self, reason: str) -> None:
+        """End its own command, and with that everything in it; if init does not see to it, init itself."""
+        self.doomed = reason
+        if self.control is not None:
+            self.control.kill("main", signal.SIGKILL)
+        asyncio.get_running_loop().call_later(_KILL_S, self._kill_init)
+
+    def _kill_init(self) -> None:
+        if self.record.state is UnitState.RUNNING:
+            procfs.kill(self.record.init_pid, self.record.init_started)
+
+    async def ask_to_end(self, grace_s: float) -> None:
+        """Give it so long to end by itself."""
+        if self.control is None or not grace_s:
+            return
+        with suppress(NodeError):
+            await self.control.stop()
+            await procfs.ended(self.record.init_pid, self.record.init_started, timeout_s=grace_s)
 
     def already(self) -> UnitStarted:
         """The answer to a start that was done before."""
@@ -118,6 +182,12 @@ class Unit:
         return ExecExit(code=ending.code, exit_class=kind)
 
 
+def absent(unit_id: str, groups: Iterable[Path]) -> Unit:
+    """A unit that is not here, as far as is known; what it may have left is looked for all the same."""
+    left = [str(path) for path in groups]
+    return Unit(UnitRecord(unit_id=unit_id, state=UnitState.STOPPING, boot_id=procfs.boot_id(), groups=left))
+
+
 def check_gpus(units: Iterable[Unit], wanted: Sequence[str], known: set[str]) -> None:
     """A GPU is given to one unit at a time, and only one that there is."""
     held = {uuid: unit.record.unit_id for unit in units for uuid in unit.record.gpu_uuids}
@@ -146,8 +216,9 @@ def check_start(request: UnitStart) -> None:
     check_env(request.env)
     check_secrets(request.secrets)
     check_egress(request.egress)
-    if request.stock and (request.command or request.secrets):
-        raise Refused("malformed", "a stock unit has no tenant, so it has no command and no secrets")
+    check_serving(request)
+    if request.stock and (request.command or request.secrets or request.serving):
+        raise Refused("malformed", "a stock unit has no tenant, so it has no command, no secrets and serves nothing")
 
 
 def check_handoff(request: UnitHandoff) -> None:
@@ -159,6 +230,7 @@ def check_handoff(request: UnitHandoff) -> None:
     check_env(request.env)
     check_secrets(request.secrets)
     check_egress(request.egress)
+    check_serving(request)
 
 
 def check_stock(record: UnitRecord) -> None:
@@ -193,6 +265,22 @@ def check_secrets(secrets: Sequence[SecretRef]) -> None:
         if _SECRET.fullmatch(secret.name) is None:
             raise Refused("malformed", f"{secret.name!r} is not a secret's name")
     check_env({secret.env: "" for secret in secrets if secret.env})
+
+
+def check_serving(request: UnitStart | UnitHandoff) -> None:
+    """Refuse what is no function's worker: its names become files, paths and variables."""
+    serving = request.serving
+    if serving is None:
+        return
+    if len(request.unit_id) > _SERVING_UNIT_ID_MAX or not request.allocation_id:
+        raise Refused("malformed", f"a unit that serves has an allocation and an id of at most {_SERVING_UNIT_ID_MAX}")
+    if not 1 <= serving.slots <= _SLOTS_MAX:
+        raise Refused("malformed", f"serving.slots must be 1 to {_SLOTS_MAX}")
+    for field, pattern in _NAMES.items():
+        if pattern.fullmatch(getattr(serving, field)) is None:
+            raise Refused("malformed", f"serving.{field} cannot be used")
+    if serving.code is not None and (_DIGEST.fullmatch(serving.code.sha256) is None or serving.code.bytes < 0):
+        raise Refused("malformed", "serving.code is no archive's digest and size")
 
 
 def check_egress(rules: Sequence[str]) -> None:

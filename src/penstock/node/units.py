@@ -8,7 +8,6 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,14 +20,25 @@ from penstock.node.control import Control, Ending, Greeting, dial
 from penstock.node.drivers import Driver, Spec
 from penstock.node.errors import Failed, NodeError, NoUnit, Refused, Unlinked
 from penstock.node.inventory import Inventory
-from penstock.node.journal import Journal, UnitRecord
+from penstock.node.journal import Journal
 from penstock.node.logs import Forwarder
 from penstock.node.runtimes import Runtimes
 from penstock.node.sandbox import make_folder
+from penstock.node.serving import Workers
 from penstock.node.tenant import Tenant, content, tenant
-from penstock.node.unit import Execution, Unit, check_env, check_gpus, check_stock, check_tenant, free_uid
-from penstock.wire.link import LogLine, UnitReport, UnitState
-from penstock.wire.tasks import CleanupProof, UnitHandoff, UnitStart, UnitStarted, UnitStop
+from penstock.node.unit import (
+    Execution,
+    Unit,
+    absent,
+    check_env,
+    check_gpus,
+    check_stock,
+    check_tenant,
+    free_uid,
+    new_record,
+)
+from penstock.wire.link import UnitReport, UnitState
+from penstock.wire.tasks import CleanupProof, UnitHandoff, UnitStart, UnitStarted, UnitStop, WorkerKeys
 
 _log = logger(__name__)
 _START_TIMEOUT_S: Final = 20.0
@@ -54,6 +64,8 @@ class Units:
         groups: Groups,
         logs: Forwarder,
         uids: range | None = None,
+        workers: Workers | None = None,
+        sidecar_gid: int | None = None,
         on_stage: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._folder = folder
@@ -64,6 +76,8 @@ class Units:
         self._groups = groups
         self._logs = logs
         self._uids = uids
+        self._sidecar_gid = sidecar_gid
+        self.workers = workers or Workers(folder)
         self._on_stage = on_stage
         self._units: dict[str, Unit] = {}
         self._reaper = procfs.Reaper()
@@ -84,47 +98,37 @@ class Units:
         return {unit.record.runtime for unit in self._units.values()}
 
     async def start(self, request: UnitStart, values: Mapping[str, bytes] = _NO_SECRETS) -> UnitStarted:
-        """Start a unit, or find that it has been started. `values` are those of the secrets it names."""
+        """Start a unit, or find that it has been started; the keys of its worker are new all the same. `values` are
+        those of the secrets it names."""
+        keys = self.workers.keys(request, values)
         existing = self._units.get(request.unit_id)
         if existing is not None:
+            if keys is not None:
+                await self._note(existing, keys=keys)
+                self.workers.register(existing.record)
             return existing.already()
-        runtime = self._runtimes.choose(request.image, request.runtime)
-        listing = self._inventory.listing()
-        gpus = tuple(gpu for gpu in listing.gpus if gpu.uuid in request.gpu_uuids)
-        check_gpus(self._units.values(), request.gpu_uuids, {gpu.uuid for gpu in gpus})
-        record = UnitRecord(
-            unit_id=request.unit_id,
-            state=UnitState.STARTING,
-            boot_id=procfs.boot_id(),
-            uid=free_uid(self._units.values(), self._uids),
-            gpu_uuids=request.gpu_uuids,
-            groups=[str(path) for path in self._groups.folders(request.unit_id)],
-            runtime=request.runtime,
-            isolated=self._driver.isolated,
-            allocation_id="" if request.stock else request.allocation_id,
-            stock=request.stock,
-            egress=[] if request.stock else request.egress,
-        )
-        spec = Spec(
-            unit_id=request.unit_id,
+        archive = await self.workers.code(request)
+        spec = launcher.spec_of(
+            request,
             folder=self._folder / request.unit_id,
-            runtime=runtime,
-            limits=request.limits,
-            uid=record.uid,
-            gpus=gpus,
-            devices=tuple(self._inventory.devices(request.gpu_uuids)),
-            mps=self._inventory.mps(request.gpu_uuids),
-            simulated=listing.simulated,
-            allocation_id=request.allocation_id,
-            stock=request.stock,
+            runtime=self._runtimes.choose(request.image, request.runtime),
+            inventory=self._inventory,
+            uid=free_uid(self._units.values(), self._uids),
         )
-        return await self._start(Unit(record), spec, tenant(request, values, isolated=self._driver.isolated))
+        check_gpus(self._units.values(), request.gpu_uuids, {gpu.uuid for gpu in spec.gpus})
+        groups = self._groups.folders(request.unit_id)
+        record = new_record(request, uid=spec.uid, groups=groups, isolated=self._driver.isolated, keys=keys)
+        return await self._start(Unit(record), spec, self._tenant(request, values), archive)
 
-    async def _start(self, unit: Unit, spec: Spec, who: Tenant) -> UnitStarted:
+    def _tenant(self, request: UnitStart | UnitHandoff, values: Mapping[str, bytes]) -> Tenant:
+        places = self._driver.places(self._folder / request.unit_id, self._runtimes.framework)
+        return tenant(request, values, isolated=self._driver.isolated, places=places)
+
+    async def _start(self, unit: Unit, spec: Spec, who: Tenant, archive: Path | None) -> UnitStarted:
         self._units[spec.unit_id] = unit
         try:
             async with asyncio.timeout(_START_TIMEOUT_S + _WARMING_S * spec.stock):
-                await self._launch(unit, spec, who)
+                await self._launch(unit, spec, who, archive)
         except (OSError, TimeoutError, NodeError) as error:
             await self._undo(unit)
             if isinstance(error, (Refused, Failed)):
@@ -133,11 +137,13 @@ class Units:
             raise Failed("sandbox_failed", detail) from error
         return UnitStarted(unit_id=spec.unit_id, pid=unit.record.init_pid)
 
-    async def _launch(self, unit: Unit, spec: Spec, who: Tenant) -> None:
+    async def _launch(self, unit: Unit, spec: Spec, who: Tenant, archive: Path | None) -> None:
         configuration = launcher.configuration(self._driver, spec, who, limited=self._groups.limits)
         await self._note(unit)
         self._on_stage("recorded")
-        make_folder(spec.folder, spec.unit_id, spec.uid)
+        make_folder(spec.folder, spec.unit_id, spec.uid, sidecar=self._sidecar_gid)
+        await self.workers.unpack(archive, spec.unit_id, spec.uid)
+        self.workers.register(unit.record)
         groups = self._groups.make(spec.unit_id, spec.limits)
         self._on_stage("prepared")
 
@@ -169,7 +175,7 @@ class Units:
         unit.control = dial(
             self._folder / unit.record.unit_id,
             on_exit=lambda ending: self._main_ended(unit, ending),
-            on_log=lambda stream, dropped, chunk: self._forward(unit.output(stream, dropped, chunk)),
+            on_log=lambda stream, dropped, chunk: self._logs.put(*unit.output(stream, dropped, chunk)),
             on_dial=unit.dialled,
             on_lost=lambda: self._lost(unit),
         )
@@ -207,19 +213,23 @@ class Units:
             raise NoUnit(request.unit_id)
         check_stock(unit.record)
         check_tenant(unit.record, request.allocation_id)
+        keys = self.workers.keys(request, values)
         given = unit.record.allocation_id == request.allocation_id
         if not given or unit.record.state is UnitState.RUNNING:
-            who = tenant(request, values, isolated=self._driver.isolated)
-            given = await self._hand_over(unit, request, content(who))
+            brought = content(self._tenant(request, values))
+            await self.workers.unpack(await self.workers.code(request), unit.record.unit_id, unit.record.uid)
+            given = await self._hand_over(unit, request, brought, keys)
         return UnitStarted(unit_id=request.unit_id, pid=unit.record.init_pid, adopted=given)
 
-    async def _hand_over(self, unit: Unit, request: UnitHandoff, brought: bytes) -> bool:
+    async def _hand_over(self, unit: Unit, request: UnitHandoff, brought: bytes, keys: WorkerKeys | None) -> bool:
         """The record comes first; init then takes in one tenant and no other, however often it is asked."""
         allocation_id = request.allocation_id
         control = self._control(unit.record.unit_id)
-        if unit.record.allocation_id != allocation_id:
-            await self._note(unit, allocation_id=allocation_id, egress=request.egress)
+        if unit.record.allocation_id != allocation_id or keys is not None:
+            given = {"allocation_id": allocation_id, "egress": request.egress, "serving": request.serving, "keys": keys}
+            await self._note(unit, **given)
         self._on_stage("handoff_recorded")
+        self.workers.register(unit.record)
         try:
             before = await control.handoff(allocation_id, brought, sent=lambda: self._on_stage("handoff_sent"))
         except NodeError as error:
@@ -232,29 +242,19 @@ class Units:
 
     async def stop(self, request: UnitStop) -> CleanupProof:
         """Stop a unit and prove it gone; a unit that is not here is proved to have left nothing."""
-        unit = self._units.get(request.unit_id) or Unit(self._absent(request.unit_id))
+        unit = self._units.get(request.unit_id) or absent(request.unit_id, self._groups.folders(request.unit_id))
         if request.allocation_id:
             check_tenant(unit.record, request.allocation_id)
         if unit.record.unit_id in self._units:
             self._stop_watching(unit)
             await self._note(unit, state=UnitState.STOPPING)
-            await self._ask_to_end(unit, min(max(0.0, request.grace_s), _STOP_GRACE_S_MAX))
+            await unit.ask_to_end(min(max(0.0, request.grace_s), _STOP_GRACE_S_MAX))
         return await self._remove(unit, request.gpu_uuids or unit.record.gpu_uuids)
-
-    def _absent(self, unit_id: str) -> UnitRecord:
-        groups = [str(path) for path in self._groups.folders(unit_id)]
-        return UnitRecord(unit_id=unit_id, state=UnitState.STOPPING, boot_id=procfs.boot_id(), groups=groups)
-
-    async def _ask_to_end(self, unit: Unit, grace_s: float) -> None:
-        if unit.control is None or not grace_s:
-            return
-        with suppress(NodeError):
-            await unit.control.stop()
-            await procfs.ended(unit.record.init_pid, unit.record.init_started, timeout_s=grace_s)
 
     async def _remove(self, unit: Unit, gpu_uuids: Sequence[str]) -> CleanupProof:
         self._stop_watching(unit)
         unit.hang_up()
+        self.workers.ended(unit.record)
         proof = await cleanup.prove(
             unit.record,
             folder=self._folder / unit.record.unit_id,
@@ -320,6 +320,7 @@ class Units:
         if reached:
             init_pid = record.init_pid or cleanup.find_init(record)
             await self._running(unit, init_pid)
+            self.workers.register(unit.record)
             _log.info("unit_adopted", unit_id=record.unit_id, pid=init_pid)
         elif record.state is UnitState.STARTING:
             await self._undo(unit)
@@ -353,28 +354,33 @@ class Units:
         if unit.record.state is not UnitState.EXITED:
             ending = unit.classify(Ending(128 + signal.SIGKILL, signalled=True))
             await self._note(unit, state=UnitState.EXITED, exit_code=ending.code, exit_class=ending.exit_class)
+        self.workers.ended(unit.record, unit.doomed)
         self.reap()
         self.changed.set()
         _log.info("unit_ended", unit_id=unit.record.unit_id, exit_class=unit.record.exit_class)
 
     def _main_ended(self, unit: Unit, ending: Ending) -> None:
         for lines in unit.lines.values():
-            self._forward(lines.end())
+            self._logs.put(*lines.end())
         seen = unit.classify(ending)
         unit.record = msgspec.structs.replace(unit.record, exit_code=seen.code, exit_class=seen.exit_class)
         if unit.record.state is UnitState.RUNNING:
             unit.record = msgspec.structs.replace(unit.record, state=UnitState.EXITED)
             self.changed.set()
+        self.workers.ended(unit.record, unit.doomed)
+
+    def kill(self, unit_id: str, reason: str) -> None:
+        """End a unit at once, as if it had died."""
+        unit = self._units.get(unit_id)
+        if unit is not None and unit.record.state is UnitState.RUNNING:
+            _log.warning("unit_killed", unit_id=unit_id, reason=reason)
+            unit.kill(reason)
 
     def _lost(self, unit: Unit) -> None:
         """Init hung up: it has ended, which its watcher sees, or it is broken, and then the unit is of no use."""
         unit.control = None
         if unit.record.state is UnitState.RUNNING:
             procfs.kill(unit.record.init_pid, unit.record.init_started)
-
-    def _forward(self, lines: Sequence[LogLine]) -> None:
-        for line in lines:
-            self._logs.put(line)
 
     def reap(self) -> None:
         """Collect what has ended and is our child: launchers, and inits whose launcher was killed."""

@@ -203,6 +203,21 @@ def _end_by_interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def _import_ours(folder: str, names: Sequence[str]) -> dict[str, types.ModuleType]:
+    """Import what only programs in `folder` get to see: another command may have a package of the same name."""
+    sys.path.insert(0, folder)
+    _import(names)
+    sys.path.remove(folder)
+    ours = {name: module for name, module in sys.modules.items() if _file_of(module).startswith(f"{folder}/")}
+    for name in ours:
+        del sys.modules[name]
+    return ours
+
+
+def _file_of(module: types.ModuleType) -> str:
+    return getattr(module, "__file__", None) or ""
+
+
 def _import(names: Sequence[str]) -> None:
     for name in names:
         try:
@@ -237,20 +252,27 @@ def _wait(init: socket.socket) -> Invocation | None:
 
 
 def main() -> None:
-    """argv[1] is the socket to init, the rest are names of modules."""
+    """argv[1] is the socket to init, the rest are names of modules; after a folder those of our programs in it."""
     # The folder of this file, which no command's path has.
     del sys.path[0]
     init = socket.socket(fileno=int(sys.argv[1]))
     init.set_inheritable(False)
-    _import((*MODULES, *sys.argv[2:]))
+    names = sys.argv[2:]
+    split = next((at for at, name in enumerate(names) if name.startswith("/")), len(names))
+    _import((*MODULES, *names[:split]))
+    folder = names[split] if split < len(names) else ""
+    ours = _import_ours(folder, names[split + 1 :]) if folder else {}
     try:
         init.send(b"ready")
         invocation = _wait(init)
     except OSError:
         return
     init.close()
-    if invocation is not None:
-        _run(invocation)
+    if invocation is None:
+        return
+    if not invocation.kind and os.path.dirname(invocation.target) == folder:
+        sys.modules.update(ours)
+    _run(invocation)
 
 
 if __name__ == "__main__":

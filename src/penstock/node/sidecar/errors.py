@@ -1,0 +1,30 @@
+"""What can go wrong between the sidecar and a unit's framework. Everything a framework says is a tenant's word."""
+
+from penstock.node.errors import NodeError
+
+
+class Unready(NodeError):
+    """The framework's socket cannot be used now; looking again later may help."""
+
+
+class Refusal(NodeError):
+    """The framework's socket must not be used, and time will not change that."""
+
+
+class BrokenAnswer(NodeError):
+    """The framework answered, but not by HTTP or not by the contract."""
+
+
+class LostConnection(NodeError):
+    """The connection broke before the answer was complete. `begun` says whether any of it had come."""
+
+    def __init__(self, detail: str, *, begun: bool) -> None:
+        super().__init__("connection_lost", detail)
+        self.begun = begun
+
+
+class TooLarge(NodeError):
+    """The answer is larger than a result may be."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__("result_too_large", f"the result is larger than {bytes_max} bytes")

@@ -1,0 +1,126 @@
+"""The sidecar: the only process on a node that talks to the queue, for all of the node's workers, and the only one that
+knows their keys. It runs as a user of its own, so that neither a unit nor another one's credentials can reach the rest.
+
+It starts as root, makes its socket, and becomes that user before the first word with anybody. From then on its own
+program files may be out of its reach: everything is imported by then.
+"""
+
+import ctypes
+import encodings.idna
+import os
+import socket
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+import nats.js.client
+from msgspec import Meta
+from prometheus_client import Gauge
+
+from penstock.kit import dialling, process, settings
+from penstock.kit.errors import Invalid
+from penstock.kit.telemetry import logger
+from penstock.node.sidecar import roster
+from penstock.node.sidecar.gateway import Attempts
+from penstock.node.sidecar.roster import Roster
+from penstock.node.sidecar.worker import Surroundings
+
+_log = logger(__name__)
+_workers = Gauge("penstock_sidecar_units", "Units that are served.")
+_PR_SET_PDEATHSIG: Final = 1
+_PR_GET_PDEATHSIG: Final = 2
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_MODULES: Final = (encodings.idna, nats.js.client)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sidecar needs to know. `nats_url` carries no credentials: each worker has its own. `uid` and `gid` are
+    whom it becomes when it starts as root; without them it stays what it is."""
+
+    nats_url: str
+    gateway_url: str
+    socket: str
+    uid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
+    gid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
+    #: Workers report so often.
+    heartbeat_s: Annotated[float, Meta(ge=0.1, le=60)] = 3.0
+    otlp_endpoint: str = ""
+    log_level: str = "info"
+    log_format: str = "json"
+    ops_port: int = 9107
+
+
+async def body(stack: AsyncExitStack, settings: Settings, listener: socket.socket, agents: frozenset[int]) -> None:
+    """Run until cancelled."""
+    await process.serve_ops(stack, settings.ops_port)
+    session = await stack.enter_async_context(aiohttp.ClientSession(connector=dialling.connector()))
+    around = Surroundings(
+        nats_url=settings.nats_url,
+        gateway=Attempts(session, settings.gateway_url),
+        heartbeat_s=settings.heartbeat_s,
+    )
+    served = Roster(listener, agents, around)
+    _workers.set_function(lambda: len(served))
+    await served.run()
+
+
+def become(uid: int, gid: int) -> None:
+    """Another user for good, whom no program file and no signal of others makes more of."""
+    if os.geteuid() == 0 and uid:
+        ends_with_parent = _ends_with_parent()
+        os.setgroups([])
+        os.setresgid(gid or uid, gid or uid, gid or uid)
+        os.setresuid(uid, uid, uid)
+        if ends_with_parent:
+            # A change of user takes this setting back.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ends_with_parent, 0, 0, 0)
+        _log.info("privileges_dropped", uid=os.geteuid(), gid=os.getegid())
+    elif uid and uid != os.geteuid():
+        raise Invalid(f"only root can become the user {uid}", field="sidecar.uid")
+    else:
+        _log.warning("privileges_kept", uid=os.geteuid(), note="the sidecar runs as the user that started it")
+    os.chdir("/")
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _ends_with_parent() -> int:
+    """The signal that comes when whoever started us ends; none if nobody asked for one."""
+    found = ctypes.c_int(0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_GET_PDEATHSIG, ctypes.byref(found), 0, 0, 0)
+    return found.value
+
+
+async def _start(stack: AsyncExitStack, settings: Settings) -> None:
+    if urlsplit(settings.nats_url).username is not None:
+        raise Invalid("the address carries credentials, but every worker has its own", field="sidecar.nats_url")
+    agents = frozenset({0, os.geteuid()})
+    listener = roster.bind(Path(settings.socket).absolute())
+    stack.callback(listener.close)
+    become(settings.uid, settings.gid)
+    await body(stack, settings, listener, agents)
+
+
+def main() -> None:
+    """Run the process."""
+    loaded = settings.load(Settings, "sidecar", os.environ)
+    process.allow_many_files()
+    process.main(
+        "sidecar",
+        lambda stack: _start(stack, loaded),
+        level=loaded.log_level,
+        log_format=loaded.log_format,
+        otlp_endpoint=loaded.otlp_endpoint,
+    )
+
+
+if __name__ == "__main__":
+    main()
