@@ -21,6 +21,7 @@ from penstock.cli.text import clean, clean_json
 #: Everything that can be said after `penstock`, in the order of the help. The entry point adds the processes.
 ENTRIES: Final[dict[str, Entry]] = {
     "alloc": Entry("Rent GPUs and use them.", module("penstock.cli.allocations")),
+    "fn": Entry("Functions: deploy, call and look after them.", module("penstock.cli.functions")),
     "secret": Entry("Values for units that nobody can read back.", module("penstock.cli.secrets")),
     "object": Entry("Files of a project that outlive units.", module("penstock.cli.objects")),
     "sku": Entry("Offers: what can be rented, and its price.", module("penstock.cli.skus")),

@@ -11,6 +11,7 @@ from penstock.sdk import execute
 from penstock.sdk.commands import Collected, Command, CommandResult
 from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.failures import unreachable
+from penstock.sdk.outputs import Outputs, Said
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode, excerpt
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
@@ -80,6 +81,19 @@ class AsyncExecutor:
             except SdkError as error:
                 lost = error
             await asyncio.sleep(follower.lost(lost))
+
+    async def outputs(self, outputs: Outputs) -> AsyncIterator[Said]:
+        """What handlers say, over as many connections as it takes."""
+        while not outputs.ended:
+            lost: SdkError | None = None
+            try:
+                async for chunk in self._stream(outputs.request()):
+                    for said in outputs.feed(chunk):
+                        yield said
+            except SdkError as error:
+                lost = error
+            if not outputs.ended:
+                await asyncio.sleep(outputs.lost(lost))
 
     async def download(self, download: Download) -> AsyncIterator[bytes]:
         """An object's bytes, over as many connections as it takes."""

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from penstock.sdk.commands import Command, CommandResult, with_gateway
 from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
+from penstock.sdk.outputs import Outputs, Said
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
@@ -102,6 +103,18 @@ class BlockingExecutor:
             except SdkError as error:
                 lost = error
             time.sleep(follower.lost(lost))
+
+    def outputs(self, outputs: Outputs) -> Iterator[Said]:
+        """What handlers say, over as many connections as it takes."""
+        while not outputs.ended:
+            lost: SdkError | None = None
+            try:
+                for chunk in self._stream(outputs.request()):
+                    yield from outputs.feed(chunk)
+            except SdkError as error:
+                lost = error
+            if not outputs.ended:
+                time.sleep(outputs.lost(lost))
 
     def download(self, download: Download) -> Iterator[bytes]:
         """An object's bytes, over as many connections as it takes."""

@@ -15,6 +15,7 @@ from penstock.sdk.protocol import Steps, call
 from penstock.sdk.resources import Resource, X, operation
 from penstock.sdk.runtimes import Runtimes
 from penstock.sdk.secrets import Secrets
+from penstock.sdk.serverless import FunctionDeadLetters, Functions, Invocations
 from penstock.sdk.storage import Objects
 from penstock.sdk.target import Target
 from penstock.sdk.webhooks import Webhooks
@@ -44,6 +45,9 @@ class _Resources(Resource[X], Generic[X]):
         self.stock = Stock(executor)
         self.allocations = Allocations(executor)
         self.runtimes = Runtimes(executor)
+        self.functions = Functions(executor)
+        self.invocations = Invocations(executor)
+        self.function_dead_letters = FunctionDeadLetters(executor)
         self.egress = Egress(executor)
         self.secrets = Secrets(executor)
         self.objects = Objects(executor)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from penstock.sdk.commands import Command, CommandResult
+from penstock.sdk.outputs import Outputs, Said
 from penstock.sdk.protocol import Listing, Steps
 from penstock.sdk.sse import Follower
 from penstock.sdk.transfers import Download
@@ -74,6 +75,17 @@ class stream(_Described[P, Follower]):  # noqa: N801
     def __get__(self, resource: "Resource[AsyncExecutor]", owner: type) -> Callable[P, AsyncIterator[EventOut]]: ...
     def __get__(self, resource: Resource[Any], owner: type) -> Callable[P, Any]:
         return self._bind(resource, resource.executor.follow)
+
+
+class outputs(_Described[P, Outputs]):  # noqa: N801
+    """An iterator over what handlers say."""
+
+    @overload
+    def __get__(self, resource: "Resource[BlockingExecutor]", owner: type) -> Callable[P, Iterator[Said]]: ...
+    @overload
+    def __get__(self, resource: "Resource[AsyncExecutor]", owner: type) -> Callable[P, AsyncIterator[Said]]: ...
+    def __get__(self, resource: Resource[Any], owner: type) -> Callable[P, Any]:
+        return self._bind(resource, resource.executor.outputs)
 
 
 class download(_Described[P, Download]):  # noqa: N801

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from . import functioncases
 from .answers import MOMENT, WHOAMI, allocation, page
 
 SES, MAP = f"ses_{'0' * 26}", f"map_{'0' * 26}"
@@ -795,4 +796,5 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
     ("dead-letters list", "GET", "/dead-letters", page([LETTER]), None),
     (f"dead-letters requeue {EVT}", "POST", f"/dead-letters/{EVT}/requeue", None, None),
     (f"dead-letters discard {EVT}", "DELETE", f"/dead-letters/{EVT}", None, None),
+    *functioncases.CASES,
 ]

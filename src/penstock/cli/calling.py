@@ -1,0 +1,220 @@
+"""Calls functions from the command line, and shows what they say and answer."""
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli.errors import CONFLICT, SERVER, CliError
+from penstock.cli.output import Column, Format, notice
+from penstock.cli.session import Session
+from penstock.cli.text import clean, size
+from penstock.wire.rest import Invocation, OutputLine
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
+    from penstock.sdk.functions.transport import Answer
+
+_PAYLOAD_BYTES_MAX: Final = 20 << 20
+_WAIT_S: Final = 600.0
+
+LINE_COLUMNS: list[Column[OutputLine]] = [
+    Column("at", lambda line: line.at),
+    Column("invocation", lambda line: line.invocation),
+    Column("kind", lambda line: line.kind),
+    Column("text", lambda line: line.text),
+]
+STATUS_COLUMNS: list[Column[Invocation]] = [
+    Column("id", lambda item: item.id),
+    Column("function", lambda item: item.function),
+    Column("state", lambda item: item.state),
+    Column("waiting for", lambda item: item.waiting_for),
+    Column("mode", lambda item: item.mode),
+    Column("version", lambda item: item.version),
+    Column("worker", lambda item: item.worker),
+    Column("attempts", lambda item: item.attempts),
+    Column("progress", lambda item: json.dumps(item.progress, ensure_ascii=False) if item.progress else None),
+    Column("status code", lambda item: item.status_code or None),
+    Column("class", lambda item: item.failure_class),
+    Column("error", lambda item: f"{item.error_type}: {item.error}" if item.error_type else item.error),
+    Column("milliseconds", lambda item: item.duration_ms),
+    Column("created", lambda item: item.created_at),
+    Column("started", lambda item: item.started_at),
+    Column("finished", lambda item: item.finished_at),
+    Column("result", lambda item: size(item.result.bytes) if item.result else None),
+]
+
+Name = Annotated[str, typer.Argument(help="The function's name, such as images-resize.")]
+InvocationId = Annotated[str, typer.Argument(help="The invocation's id.")]
+
+
+def invoke(
+    session: Session,
+    name: Name,
+    payload: Annotated[
+        str | None,
+        typer.Option("-d", "--payload", metavar="JSON|@FILE", help="What it is given; @- is standard input."),
+    ] = None,
+    asynchronous: Annotated[bool, typer.Option("--async", help="Do not wait; print the invocation's id.")] = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Print what it says and yields as it comes.")] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait at most.")] = _WAIT_S,
+) -> None:
+    """Call a function and print its result. An object is taken as keyword arguments where the names fit."""
+    body = _payload(payload)
+    with session.client() as client:
+        if asynchronous:
+            ack = client.functions.invoke(name, body)
+            session.output.json(ack) if session.output.format is Format.JSON else session.output.line(ack.invocationID)
+        elif stream:
+            _follow(session, client, client.functions.invoke(name, body, mode="stream").invocationID)
+        else:
+            _print(session, _call(client, name, body, timeout))
+
+
+def _call(client: "Client", name: str, body: bytes, timeout_s: float) -> "Answer":
+    from penstock.sdk.functions.errors import ResultTimeout
+    from penstock.sdk.functions.values import JSON, Payload
+    from penstock.sdk.remote import Outside
+
+    try:
+        with closing(Outside(client)) as way:
+            return way.call(name, Payload(JSON, body), timeout_s)
+    except ResultTimeout as error:
+        raise CliError(f"{error}; it goes on: penstock fn status", code="wait_timeout", exit_code=SERVER) from None
+
+
+def _payload(text: str | None) -> bytes:
+    """JSON, checked here: a typing error is named before anything is sent."""
+    if text is None:
+        return b"null"
+    content = _read(text[1:]) if text.startswith("@") else text.encode(errors="surrogateescape")
+    if len(content) > _PAYLOAD_BYTES_MAX:
+        raise CliError(f"--payload has {len(content)} bytes, the most is {_PAYLOAD_BYTES_MAX}", field="--payload")
+    try:
+        json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CliError(f"--payload is not JSON: {error}", field="--payload") from error
+    return content
+
+
+def _read(name: str) -> bytes:
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read(_PAYLOAD_BYTES_MAX + 1)
+        with Path(name).open("rb") as file:
+            return file.read(_PAYLOAD_BYTES_MAX + 1)
+    except OSError as error:
+        raise CliError(f"cannot read {name}: {error.strerror}", field="--payload") from error
+
+
+def _print(session: Session, answer: "Answer") -> None:
+    if answer.state != "succeeded":
+        raise _failed(answer.invocation_id, answer.state, answer.error_type, answer.error, answer.traceback)
+    body = answer.body
+    if isinstance(body, bytes):
+        sys.stdout.buffer.write(body)
+        sys.stdout.flush()
+    elif isinstance(body, str) and session.output.format is not Format.JSON:
+        session.output.line("\n".join(map(clean, body.split("\n"))))
+    else:
+        session.output.json(body)
+
+
+def _failed(invocation_id: str, state: str, error_type: str, error: str, traceback: str) -> CliError:
+    """The handler's own words first, on lines of their own."""
+    for line in traceback.splitlines():
+        notice(line)
+    what = f"{error_type}: {error}" if error_type else error
+    return CliError(f"{invocation_id} {state}" + (f": {what}" if what else ""), code=state, exit_code=SERVER)
+
+
+def _follow(session: Session, client: "Client", invocation_id: str) -> None:
+    for said in client.invocations.follow(invocation_id):
+        if isinstance(said, Invocation):
+            if said.state != "succeeded":
+                raise _failed(said.id, said.state, said.error_type, said.error, said.traceback)
+            return
+        _print_said(session, said)
+
+
+def _print_said(session: Session, said: OutputLine) -> None:
+    """Chunks are the result; everything else is beside it."""
+    if session.output.format is Format.JSON:
+        session.output.json_line(said)
+    elif said.kind == "chunk":
+        value: Any = json.loads(said.text)
+        session.output.line(clean(value if isinstance(value, str) else said.text))
+        sys.stdout.flush()
+    else:
+        notice(f"{said.kind}: {said.text}")
+
+
+def logs(
+    session: Session,
+    name: Name,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Print what is said from now on.")] = False,
+    invocation: Annotated[str | None, typer.Option(help="Only of this invocation.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many lines at most.")] = 1000,
+) -> None:
+    """Show what a function's handlers print."""
+    with session.client() as client:
+        if follow:
+            said = client.invocations.follow(invocation) if invocation else client.functions.follow(name)
+            for line in said:
+                if isinstance(line, OutputLine):
+                    print_line(session, line)
+        elif session.output.format is Format.TABLE:
+            for line in client.functions.logs(name, invocation=invocation, limit=limit):
+                print_line(session, line)
+        else:
+            session.output.items(client.functions.logs(name, invocation=invocation, limit=limit), LINE_COLUMNS)
+
+
+def print_line(session: Session, line: OutputLine) -> None:
+    """One line, at once."""
+    if session.output.format is Format.JSON:
+        session.output.json_line(line)
+        return
+    kind = "" if line.kind == "stdout" else f"{line.kind}: "
+    session.output.line(clean(f"{line.at:%H:%M:%S} {line.invocation} {kind}{line.text}"))
+    sys.stdout.flush()
+
+
+def status(session: Session, invocation: InvocationId) -> None:
+    """Show an invocation: where it is, why it waits, how it ended."""
+    with session.client() as client:
+        found = client.invocations.get(invocation)
+    session.output.item(found, STATUS_COLUMNS)
+    if session.output.format is Format.TABLE:
+        for line in found.traceback.splitlines():
+            session.output.line(clean(line))
+
+
+def result(
+    session: Session,
+    invocation: InvocationId,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there instead of printing it.")] = None,
+) -> None:
+    """Fetch what an invocation answered, byte for byte."""
+    if out is not None and out.exists():
+        raise CliError(f"{out} is there already", field="--out", exit_code=CONFLICT)
+    with session.client() as client:
+        chunks = client.invocations.result(invocation)
+        if out is None:
+            for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+            return
+        draft = out.with_name(f".{out.name}.part")
+        try:
+            with draft.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            draft.replace(out)
+        except OSError as error:
+            raise CliError(f"cannot write {out}: {error.strerror or error}", field="--out") from error
+        finally:
+            draft.unlink(missing_ok=True)

@@ -1,0 +1,143 @@
+"""Deploys files of functions: for good, or while one works on them."""
+
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from penstock.cli.calling import print_line
+from penstock.cli.errors import SERVER, CliError
+from penstock.cli.output import notice
+from penstock.cli.progress import Report, progress
+from penstock.cli.session import Session
+from penstock.wire.rest import Function, OutputLine
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
+    from penstock.sdk.deploying import Source
+
+_WAIT_S: Final = 300.0
+_POLL_S: Final = 0.25
+_WATCH_S: Final = 0.5
+_SUFFIX: Final = "-dev"
+
+File = Annotated[Path, typer.Argument(help="The Python file with the app.")]
+
+
+def deploy(
+    session: Session,
+    file: File,
+    name: Annotated[str, typer.Option(help="Only this function of the app.")] = "",
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the new version serves.")] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait at most.")] = _WAIT_S,
+) -> None:
+    """Deploy the functions of a file. Calls go to the old version until the new one has a worker."""
+    from penstock.cli.functions import COLUMNS
+    from penstock.sdk.deploying import deploy
+
+    source = _read(file)
+    with session.client() as client, progress(f"reading {file}") as report:
+        done = deploy(client, source, only=name, report=report)
+        if not no_wait:
+            done = [_serving(client, each, time.monotonic() + timeout, report) for each in done]
+    session.output.items(done, COLUMNS)
+
+
+def _read(file: Path) -> "Source":
+    """The file's own failure is shown as Python shows it, without our frames."""
+    from penstock.sdk.deploying import read
+    from penstock.sdk.errors import SdkError
+
+    try:
+        return read(file)
+    except SdkError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the file raises
+        own = str(file.resolve().parent)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(own)]
+        where = f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}: " if frames else ""
+        message = f"cannot import {file}: {where}{type(error).__name__}: {error}"
+        raise CliError(message, code="import_failed", field="file") from None
+
+
+def _serving(client: "Client", function: Function, until: float, report: Report) -> Function:
+    """The function when its current version gets the calls."""
+    while function.serving_version != function.current_version:
+        if time.monotonic() > until:
+            why = f": {function.waiting_for}" if function.waiting_for else ""
+            message = f"version {function.current_version} of {function.name} does not serve yet{why}"
+            raise CliError(message, code="wait_timeout", exit_code=SERVER)
+        report(f"{function.name} version {function.current_version}: {function.waiting_for or 'starting'}")
+        time.sleep(_POLL_S)
+        function = client.functions.get(function.name)
+    report(f"{function.name} version {function.current_version} serves")
+    return function
+
+
+def serve(session: Session, file: File) -> None:
+    """Deploy under names that end in -dev, again whenever a file changes, and show what is printed. Ctrl-C deletes
+    them."""
+    from penstock.sdk.errors import SdkError
+
+    source = _read(file)
+    with session.client() as client:
+        names = _put(client, source)
+        _show_logs(session, names)
+        try:
+            _watch(client, file, source)
+        except KeyboardInterrupt:
+            notice("")
+        finally:
+            for name in names:
+                try:
+                    client.functions.delete(name)
+                    notice(f"deleted {name}")
+                except SdkError as error:
+                    notice(f"{name} is still there: {error.message}")
+
+
+def _put(client: "Client", source: "Source") -> list[str]:
+    from penstock.sdk.deploying import deploy
+
+    done = deploy(client, source, suffix=_SUFFIX, report=notice)
+    for each in done:
+        notice(f"{each.name} version {each.current_version}: {each.url}")
+    return [each.name for each in done]
+
+
+def _watch(client: "Client", file: Path, source: "Source") -> None:
+    from penstock.sdk.deploying import stamps
+    from penstock.sdk.errors import SdkError
+
+    seen = stamps(source.root)
+    while True:
+        time.sleep(_WATCH_S)
+        now = stamps(source.root)
+        if now == seen:
+            continue
+        seen = now
+        try:
+            _put(client, _read(file))
+        except (CliError, SdkError) as error:
+            notice(f"not deployed: {error.message}")
+
+
+def _show_logs(session: Session, names: Sequence[str]) -> None:
+    for name in names:
+        threading.Thread(target=_follow, args=(session, name), name=f"logs-{name}", daemon=True).start()
+
+
+def _follow(session: Session, name: str) -> None:
+    from penstock.sdk.errors import SdkError
+
+    try:
+        with session.client() as client:
+            for line in client.functions.follow(name):
+                if isinstance(line, OutputLine):
+                    print_line(session, line)
+    except SdkError as error:
+        notice(f"no more logs of {name}: {error.message}")

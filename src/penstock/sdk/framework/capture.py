@@ -1,0 +1,73 @@
+"""Gives what handlers print to the invocation that printed it. What nobody printed goes to the unit's own log."""
+
+import os
+import sys
+from typing import Any, Protocol, TextIO, cast
+
+from penstock.sdk.functions import invocation
+
+
+class Listener(Protocol):
+    """An invocation that hears what its code prints."""
+
+    def write(self, stream: str, text: str) -> None:
+        """More of it."""
+        ...
+
+
+class Router:
+    """Stands in for a standard stream. All but writing is the real stream's business."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream = stream
+        self._name = name
+        self.buffer = _Binary(self)
+
+    def write(self, text: str) -> int:
+        """To whom it belongs."""
+        listener = None if _forked else invocation.running()
+        if listener is None:
+            return self._stream.write(text)
+        cast("Listener", listener).write(self._name, text)
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Several at once."""
+        for line in lines:
+            self.write(line)
+
+    def isatty(self) -> bool:
+        """Nobody types here."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Binary:
+    """The stream's bytes, for programs that write those."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self._router.write(content.decode("utf-8", "backslashreplace"))
+        return len(content)
+
+    def flush(self) -> None:
+        self._router.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._router._stream.buffer, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+#: Not empty in a child that a handler forked: it has nobody to tell, so it writes to the unit's log.
+_forked: list[bool] = []
+
+
+def install() -> None:
+    """From now on, for the whole process."""
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
+    sys.stdout = cast("TextIO", Router(sys.stdout, "stdout"))
+    sys.stderr = cast("TextIO", Router(sys.stderr, "stderr"))

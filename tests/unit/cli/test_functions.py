@@ -1,0 +1,234 @@
+"""Functions from the command line: deploying, calling, following."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.cli import app as tree
+from penstock.sdk.packing import pack
+from scripted_api import Handler, ScriptedApi, error_answer, json_answer
+
+from .answers import page
+from .cases import OBJECT
+from .conftest import Cli
+from .functioncases import FUNCTION, INVOCATION, LINE
+
+NAMES = ("shop-price", "shop-till")
+SOURCE = """
+import penstock
+
+app = penstock.App("shop")
+
+
+@app.function(sku="g1.1", retries=2)
+def price(item):
+    return 3
+
+
+@app.cls(sku="g1.1")
+class Till:
+    @penstock.method()
+    def add(self, amount):
+        return amount
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "work" / "shop.py"
+    made.parent.mkdir()
+    made.write_text(SOURCE)
+    return made
+
+
+def run(cli: Cli, *line: str) -> int:
+    return tree.run(tree.app, list(line), cli.environ())
+
+
+def key(file: Path) -> str:
+    return f"functions/shop/{pack(file.parent).sha256}.tar.gz"
+
+
+def takes(api: ScriptedApi, file: Path, suffix: str = "") -> None:
+    """The server takes the code and the functions; new versions serve at the second look."""
+    api.on("GET", "/objects", json_answer(page([])))
+    api.on("PUT", f"/objects/{key(file)}", json_answer(OBJECT))
+    for name in NAMES:
+        now, later = FUNCTION | {"name": name + suffix, "serving_version": 2}, FUNCTION | {"name": name + suffix}
+        api.on("PUT", f"/functions/{name}{suffix}", json_answer(now))
+        api.on("GET", f"/functions/{name}{suffix}", json_answer(now), json_answer(later))
+        api.on("DELETE", f"/functions/{name}{suffix}", json_answer(None, 204))
+
+
+def sent(api: ScriptedApi, method: str, path: str) -> list[Any]:
+    return [seen.body for seen in api.seen if (seen.method, seen.path) == (method, f"/api/v1{path}")]
+
+
+def test_deploy_stores_the_code_puts_each_function_and_waits(
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    takes(api, file)
+    assert run(cli, "fn", "deploy", str(file)) == 0, capfd.readouterr().err
+    said = capfd.readouterr()
+    assert "deploying shop-price" in said.err
+    assert "shop-till version 3 serves" in said.err
+    assert said.out.count("shop-") == 2
+    [price] = map(json.loads, sent(api, "PUT", "/functions/shop-price"))
+    assert (price["handler"], price["retries"], price["code"]["object"]) == ("shop:price", 2, key(file))
+    [till] = map(json.loads, sent(api, "PUT", "/functions/shop-till"))
+    assert till["handler"] == "shop:Till"
+    assert sent(api, "PUT", f"/objects/{key(file)}")[0] == pack(file.parent).content
+    assert not list(file.parent.glob("**/__pycache__"))
+
+
+def test_code_that_is_there_is_not_sent_again_and_one_function_may_be_chosen(
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    takes(api, file)
+    api.on("GET", "/objects", json_answer(page([OBJECT | {"key": key(file)}])))
+    assert run(cli, "fn", "deploy", str(file), "--name", "price", "--no-wait", "-o", "json") == 0
+    assert [item["name"] for item in json.loads(capfd.readouterr().out)["items"]] == ["shop-price"]
+    assert not [seen for seen in api.seen if seen.method == "PUT" and "/objects/" in seen.path]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = 1\n", "has no function"),
+        ("import nothing_like_this\n", "line 1 of shop.py: ModuleNotFoundError"),
+        ("def (\n", "SyntaxError"),
+        (SOURCE.replace('sku="g1.1", retries=2', 'sku="g1.1", retries=99'), "retries must be 0 to 10"),
+        (SOURCE.replace("g1.1", "G 1"), "sku"),
+    ],
+)
+def test_a_file_that_cannot_be_deployed_is_one_line(
+    api: ScriptedApi, cli: Cli, file: Path, source: str, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    file.write_text(source)
+    takes(api, file)
+    for name in NAMES:
+        api.on("PUT", f"/functions/{name}", error_answer(400, "invalid_request", "sku: no such offer", "sku"))
+    assert run(cli, "fn", "deploy", str(file)) == 1
+    assert says in capfd.readouterr().err
+
+
+def test_a_call_prints_the_result(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cli.logged_in(api)
+    api.on("POST", "//f/shop-price", json_answer({"price": 3}, Penstock_Invocation_Id="inv-1"))
+    assert run(cli, "fn", "invoke", "shop-price", "-d", '{"item": "tea"}') == 0
+    assert json.loads(capfd.readouterr().out) == {"price": 3}
+    assert json.loads(api.seen[-1].body) == {"item": "tea"}
+    (tmp_path / "in.json").write_text("[1]")
+    assert run(cli, "fn", "invoke", "shop-price", "--payload", f"@{tmp_path / 'in.json'}") == 0
+    assert json.loads(api.seen[-1].body) == [1]
+
+
+def test_a_failed_call_shows_the_handlers_traceback(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    failed = {"state": "failed", "error": "no", "error_type": "ValueError", "traceback": "Traceback\n  in price\n"}
+    api.on("POST", "//f/shop-price", error_answer(500, "handler_error", "no", Penstock_Invocation_Id="inv-1"))
+    api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | failed))
+    assert run(cli, "fn", "invoke", "shop-price") == 2
+    error = capfd.readouterr().err
+    assert "  in price" in error
+    assert "inv-1 failed: ValueError: no (code=failed)" in error
+
+
+@pytest.mark.parametrize("payload", ["{", "@/no/such/file", "nan!"])
+def test_a_payload_that_is_no_json_is_not_sent(api: ScriptedApi, cli: Cli, payload: str) -> None:
+    cli.logged_in(api)
+    cli.fails(1, "fn", "invoke", "shop-price", "-d", payload, says="payload")
+    assert not api.seen
+
+
+def events(*parts: tuple[str, dict[str, Any]]) -> Handler:
+    async def handle(_: web.Request) -> web.Response:
+        text = "".join(
+            f"id: 1.{at}\nevent: {name}\ndata: {json.dumps(data)}\n\n" for at, (name, data) in enumerate(parts)
+        )
+        return web.Response(text=text, content_type="text/event-stream")
+
+    return handle
+
+
+def test_async_and_stream(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    cli.logged_in(api)
+    text = dict.fromkeys(("mode", "subject", "resultSubject", "metricsSubject", "stream"), "x")
+    ack = {"invocationID": "inv-1", "serverlessRequestID": "shop-price", "sequence": 1, "duplicate": False, **text}
+    api.on("POST", "/serverless/invocations", json_answer({"data": ack | {"acceptedAt": LINE["at"]}}, 202))
+    assert run(cli, "fn", "invoke", "shop-price", "--async") == 0
+    assert capfd.readouterr().out == "inv-1\n"
+    chunk = LINE | {"kind": "chunk", "text": '"piece"'}
+    api.on("GET", "/invocations/inv-1/events", events(("output", LINE), ("output", chunk), ("end", INVOCATION)))
+    assert run(cli, "fn", "invoke", "shop-price", "--stream") == 0
+    said = capfd.readouterr()
+    assert said.out == "piece\n"
+    assert said.err.startswith("stdout: hello \\x1b[31m")
+
+
+def test_a_result_is_written_byte_for_byte(
+    api: ScriptedApi, cli: Cli, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    cli.logged_in(api)
+
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(body=b"\x00\xff")
+
+    api.on("GET", "/invocations/inv-1/result", handle)
+    assert run(cli, "fn", "result", "inv-1") == 0
+    assert capfdbinary.readouterr().out == b"\x00\xff"
+    out = tmp_path / "out.bin"
+    assert run(cli, "fn", "result", "inv-1", "--out", str(out)) == 0
+    assert out.read_bytes() == b"\x00\xff"
+    assert run(cli, "fn", "result", "inv-1", "--out", str(out)) == 5
+
+
+def test_serve_deploys_again_on_a_change_and_deletes_at_the_end(api: ScriptedApi, cli: Cli, file: Path) -> None:
+    cli.logged_in(api)
+    takes(api, file, "-dev")
+    log = cli.home / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            cli.command("fn", "serve", str(file)), env=cli.environ(), stdout=output, stderr=output
+        )
+    try:
+        wait_for(api, "PUT", "/functions/shop-till-dev", 1, log)
+        file.write_text(SOURCE.replace("retries=2", "retries=3"))
+        api.on("PUT", f"/objects/{key(file)}", json_answer(OBJECT))
+        wait_for(api, "PUT", "/functions/shop-till-dev", 2, log)
+        file.write_text("broken(\n")
+        until = time.monotonic() + 30
+        while "not deployed" not in log.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert {path for name in NAMES if sent(api, "DELETE", path := f"/functions/{name}-dev")} == {
+        "/functions/shop-price-dev",
+        "/functions/shop-till-dev",
+    }
+    assert json.loads(sent(api, "PUT", "/functions/shop-price-dev")[-1])["retries"] == 3
+
+
+def wait_for(api: ScriptedApi, method: str, path: str, count: int, log: Path) -> None:
+    until = time.monotonic() + 30
+    while len(sent(api, method, path)) < count:
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(0.02)
