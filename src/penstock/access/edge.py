@@ -1,4 +1,5 @@
-"""The gateway's public listener: `/u/<allocation>/<port>/…`, `/ws/exec/<allocation>`, health.
+"""The gateway's public listener: `/u/<allocation>/<port>/…`, `/ws/exec/<allocation>`, health, and what other domains
+serve below prefixes of their own.
 
 aiohttp's low-level server, without its router: two prefixes need none, and this is the hot path. Everything that is
 refused leaves in the same envelope as the api's, and what could be read in two ways closes the connection.
@@ -8,7 +9,7 @@ import asyncio
 import itertools
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,6 +65,7 @@ class Edge:
         *,
         config: EdgeConfig,
         ready: Callable[[], Awaitable[bool]],
+        others: Mapping[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]] | None = None,
     ) -> None:
         self._access = access
         self._sessions = sessions
@@ -71,6 +73,7 @@ class Edge:
         self._executions = executions
         self._config = config
         self._ready = ready
+        self._others = others or {}
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request. It has a task of its own, and so a context of its own."""
@@ -91,6 +94,8 @@ class Edge:
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.raw_path
         _check(request)
+        if (other := self._others.get(path[: path.find("/", 1) + 1])) is not None:
+            return await other(request)
         if path.startswith("/u/"):
             return await self._unit_port(request, path)
         if path.startswith("/ws/exec/"):

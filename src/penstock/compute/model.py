@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from penstock.wire.tasks import GpuKind, SecretRef
+from penstock.wire.tasks import GpuKind, SecretRef, Serving
 
 ANY_MODEL: Final = "*"
 
@@ -230,7 +230,8 @@ class Draft:
     """What a request asks for, with price and limits as they are when it is made.
 
     `key_id` is the API key that it was made with, if any. `runtime` is the digest of a built environment, empty for the
-    image's own. `stock_id` is the stock allocation whose unit was handed over to this one, if any.
+    image's own. `stock_id` is the stock allocation whose unit was handed over to this one, if any. `serving` makes the
+    unit a function's worker.
     """
 
     id: str
@@ -258,6 +259,7 @@ class Draft:
     scratch_bytes: int
     wait_s: int
     correlation_id: str
+    serving: Serving | None = None
 
     def payload(self, *, state: State, reason: str, node_id: str | None) -> dict[str, Any]:
         """What facts about it carry."""

@@ -1,5 +1,6 @@
 """Where an allocation's unit runs, for access (its Protocol `Units`)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.compute.model import FINAL, State
@@ -25,6 +26,15 @@ class Units:
         if found is None:
             return None
         return UnitAddress(node_id=found.node_id, unit_id=found.unit_id, state=found.state)
+
+    async def living(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
+        """Those of these that run or will run, with what their rows say about that."""
+        return await allocations.living(conn, allocation_ids)
+
+    async def node(self, conn: Reader, allocation_id: str) -> str | None:
+        """Where the unit is or will be, while the allocation lives."""
+        found = await allocations.find(conn, allocation_id)
+        return found.node_id if found and found.state not in FINAL else None
 
     async def project(self, conn: Reader, allocation_id: str) -> str | None:
         """Whose the unit is, while the allocation lives."""

@@ -18,18 +18,21 @@ from penstock.wire.tasks import UNIT_HANDOFF, UNIT_START, SecretRef, TaskBody, U
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What a task says that a unit gets."""
+    """What a task says that a unit gets. A function's worker also gets its keys."""
 
     allocation_id: str
     refs: Sequence[SecretRef]
+    serves: bool
 
 
 async def answer(tx: Tx, link: LinkKey, task_id: str, secrets: Secrets) -> dict[str, bytes]:
     """The values of the task's secrets, or why this link gets none."""
     named = await _named(tx, link, task_id)
-    if not named.refs:
+    if not named.refs and not named.serves:
         return {}
-    return await secrets.values(tx, node_id=link.node_id, allocation_id=named.allocation_id, refs=named.refs)
+    return await secrets.values(
+        tx, node_id=link.node_id, allocation_id=named.allocation_id, refs=named.refs, serves=named.serves
+    )
 
 
 async def _named(conn: Reader, link: LinkKey, task_id: str) -> Named:
@@ -43,4 +46,8 @@ async def _named(conn: Reader, link: LinkKey, task_id: str) -> Named:
         raise SecretsRefused(f"{body.type} has no secrets", task_id=task_id)
     kind = UnitStart if body.type == UNIT_START else UnitHandoff
     params = msgspec.msgpack.decode(body.params, type=kind)
-    return Named(allocation_id=params.allocation_id or body.allocation_id or "", refs=params.secrets)
+    return Named(
+        allocation_id=params.allocation_id or body.allocation_id or "",
+        refs=params.secrets,
+        serves=params.serving is not None,
+    )

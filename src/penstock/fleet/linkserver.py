@@ -313,7 +313,7 @@ class LinkServer:
             async with self._db.transaction() as tx:
                 enrolled = await self._enrolment.renew(tx, peer.node_id, wanted.csr_pem)
         except PenstockError as error:
-            return _failure(error)
+            return failure(error)
         return web.Response(body=msgspec.json.encode(enrolled), content_type="application/json")
 
 
@@ -335,7 +335,8 @@ async def _read_body(request: web.Request) -> bytes:
     return body[:_RENEW_BYTES_MAX]
 
 
-def _failure(error: PenstockError) -> web.Response:
+def failure(error: PenstockError) -> web.Response:
+    """The usual envelope."""
     detail = ErrorDetail(code=error.code, message=error.detail, field=error.field, correlation_id=correlation_id())
     return web.Response(
         status=http.STATUS[error.kind],

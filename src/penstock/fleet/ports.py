@@ -1,6 +1,6 @@
 """What the fleet asks of other domains; filled in `processes/`."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, Protocol
 
 from penstock.kit.db import Reader, Tx
@@ -18,8 +18,20 @@ class Claims(Protocol):
 class Secrets(Protocol):
     """The values of secrets that units get."""
 
-    async def values(self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef]) -> dict[str, bytes]:
-        """By name, for the node that is to start the allocation's unit; the asker has checked that it is."""
+    async def values(
+        self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef], serves: bool
+    ) -> dict[str, bytes]:
+        """By name, for the node that is to start the allocation's unit; the asker has checked that it is. A unit that
+        serves a function also gets its `WORKER_KEYS`."""
+        ...
+
+
+class Codes(Protocol):
+    """The code of functions that units run."""
+
+    async def open(self, *, node_id: str, allocation_id: str) -> tuple[int, AsyncIterator[bytes]]:
+        """The size and bytes of the archive that the allocation's unit needs; NotFound unless this node has the
+        allocation and there is such code."""
         ...
 
 

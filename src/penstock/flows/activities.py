@@ -268,6 +268,7 @@ class Activities:
             command=list(unit.command),
             secrets=list(unit.secrets),
             egress=list(unit.egress),
+            serving=unit.serving,
         )
         task_id = await self._tasks.dispatch(
             tx,

@@ -37,6 +37,7 @@ class Handoffs:
                 command=list(allocation.command),
                 secrets=list(allocation.secrets),
                 egress=list(allocation.egress),
+                serving=allocation.serving,
             ),
             dedupe_key=f"{allocation.id}/handoff/{allocation.fence}",
             expires_s=self.expires_s,

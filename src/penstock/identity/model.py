@@ -47,12 +47,21 @@ _ANYONE: Final = frozenset(
         "budgets.read",
     }
 )
-_VIEWER: Final = _ANYONE | {"allocations.read", "runtimes.read", "secrets.read", "objects.read", "webhooks.read"}
+_VIEWER: Final = _ANYONE | {
+    "allocations.read",
+    "functions.read",
+    "runtimes.read",
+    "secrets.read",
+    "objects.read",
+    "webhooks.read",
+}
 _DEVELOPER: Final = _VIEWER | {
     "allocations.create",
     "allocations.update",
     "allocations.release",
     "allocations.exec",
+    "functions.write",
+    "functions.invoke",
     "secrets.write",
     "objects.write",
     "runtimes.write",

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import os
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from penstock.kit.errors import Conflict, Invalid, PenstockError, Unauthenticate
 from penstock.kit.telemetry import logger
 from penstock.node import cgroups, handlers, identity, layout, runtimes, sandbox
 from penstock.node.builder import Budget, Builder, find_installer, shown, source_of
+from penstock.node.codes import Codes, FromGateway
 from penstock.node.environments import Environments
 from penstock.node.errors import NodeError
 from penstock.node.health import Health, Monitor, Thresholds, open_health
@@ -36,6 +38,8 @@ from penstock.node.link import Link, Outbox
 from penstock.node.logs import Forwarder
 from penstock.node.secrets import Secrets
 from penstock.node.serverclock import ServerClock
+from penstock.node.serving import Workers
+from penstock.node.sidecarlink import SidecarLink
 from penstock.node.tasks import Executor, Verifier
 from penstock.node.tunnel import NodeTunnel
 from penstock.node.units import Units
@@ -86,6 +90,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stop_grace_s: Annotated[float, Meta(ge=0, le=300)] = 5.0
     uid_first: Annotated[int, Meta(ge=1000, le=4_000_000_000)] = 200_000
     uid_count: Annotated[int, Meta(ge=1, le=65536)] = 4096
+    #: Where the sidecar listens; without one the node serves no functions. As root it must have a user of its own, and
+    #: its group is that number too unless given.
+    sidecar_socket: str = ""
+    sidecar_uid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
+    sidecar_gid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
+    #: All archives of functions' code.
+    codes_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 2 << 30
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "json"
@@ -112,7 +123,15 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         folder=folder / "work" / "mps",
     )
     logs = Forwarder()
-    units, builder = await _open_units(stack, settings, folder, journal, inventory, logs)
+
+    def kill(unit_id: str, reason: str) -> None:
+        units.kill(unit_id, reason)
+
+    sidecar = _open_sidecar(stack, settings, kill)
+    codes = Codes(folder / "codes", FromGateway(who).fetch, bytes_max=settings.codes_bytes_max)
+    stack.push_async_callback(codes.close)
+    workers = Workers(folder / "units", sidecar=sidecar, codes=codes)
+    units, builder = await _open_units(stack, settings, folder, journal, inventory, logs, workers)
     health = await _open_health(stack, settings, inventory, units)
     await units.recover()
     await process.serve_ops(stack, settings.ops_port)
@@ -124,6 +143,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         handlers=handlers.catalogue(units, inventory, health, builder, folder),
         on_result=outbox.put,
         secrets=secrets.values,
+        on_begin=workers.expect,
     )
     stack.push_async_callback(executor.close)
     await executor.resume()
@@ -145,6 +165,8 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         tasks.create_task(link.run())
         tasks.create_task(NodeTunnel(who, units, link.crowd).run())
         tasks.create_task(_keep_certificate(who, clock, link))
+        if sidecar is not None:
+            tasks.create_task(sidecar.run())
         tasks.create_task(process.every(_REAP_S, lambda: _look_after(units), name="reap"))
 
 
@@ -191,6 +213,22 @@ async def _identify(settings: Settings, folder: Path) -> Identity:
     return kept
 
 
+def _open_sidecar(stack: AsyncExitStack, settings: Settings, on_kill: Callable[[str, str], None]) -> SidecarLink | None:
+    """The way to the sidecar, if there is to be one. Without a uid it is one of our own user."""
+    if not settings.sidecar_socket:
+        return None
+    uid = settings.sidecar_uid or None
+    if os.geteuid() != 0 and uid not in (None, os.geteuid()):
+        raise Invalid("only an agent of root's can have a sidecar of another user", field="agent.sidecar_uid")
+    if os.geteuid() == 0 and uid is None and settings.production:
+        raise Invalid("as root, the sidecar of a production node has a user of its own", field="agent.sidecar_uid")
+    if uid is not None and settings.uid_first <= uid <= settings.uid_first + settings.uid_count:
+        raise Invalid("the sidecar's user must be none of the units'", field="agent.sidecar_uid")
+    link = SidecarLink(Path(settings.sidecar_socket), uid=uid, on_kill=on_kill)
+    stack.callback(link.close)
+    return link
+
+
 async def _open_units(
     stack: AsyncExitStack,
     settings: Settings,
@@ -198,6 +236,7 @@ async def _open_units(
     journal: Journal,
     inventory: Inventory,
     logs: Forwarder,
+    workers: Workers,
 ) -> tuple[Units, Builder]:
     units_folder = folder / "units"
     units_folder.mkdir(exist_ok=True)
@@ -229,6 +268,8 @@ async def _open_units(
         groups=cgroups.find(),
         logs=logs,
         uids=uids,
+        workers=workers,
+        sidecar_gid=settings.sidecar_gid or settings.sidecar_uid or None,
         on_stage=lambda stage: _stages.labels(stage).inc(),
     )
     stack.push_async_callback(units.close)

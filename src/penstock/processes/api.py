@@ -33,6 +33,8 @@ from penstock.fleet.tasks import Tasks
 from penstock.flows import evidence, operations
 from penstock.flows.evidence import Collector
 from penstock.flows.handoffs import Handoffs
+from penstock.flows.objects import ObjectBytes
+from penstock.flows.templates import Templates
 from penstock.identity import loginroutes
 from penstock.identity import routes as identity_routes
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
@@ -40,7 +42,7 @@ from penstock.identity.directory import Directory
 from penstock.kit import bus, db, feedroutes, http, openapi, process, serving, settings
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.edge import Edge, Uploads
+from penstock.kit.edge import Edge, LargeBodies, Uploads
 from penstock.kit.feed import Feed
 from penstock.kit.outward import Outward
 from penstock.kit.serving import Listen, Workers
@@ -51,6 +53,18 @@ from penstock.secrets import routes as secrets_routes
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
 from penstock.secrets.vault import Vault
+from penstock.serverless import queries, schemas
+from penstock.serverless import routes as serverless_routes
+from penstock.serverless.following import Followers
+from penstock.serverless.model import Limits as FunctionLimits
+from penstock.serverless.schemas import Urls
+from penstock.serverless.service.callbacks import Signing
+from penstock.serverless.service.cancel import Cancel
+from penstock.serverless.service.functions import Functions
+from penstock.serverless.service.invocations import Again, Results
+from penstock.serverless.service.invoke import Invoker
+from penstock.serverless.service.proofs import Keys
+from penstock.serverless.service.telling import Teller
 from penstock.storage import blobs
 from penstock.storage import routes as storage_routes
 from penstock.storage.model import Limits as StorageLimits
@@ -93,6 +107,8 @@ class Settings(PaymentSettings, frozen=True, kw_only=True):
     #: A create needs funds for so long, for itself and all that runs.
     funds_minimum_s: Annotated[float, Meta(ge=0, le=30 * 86_400)] = 600
     gpus_max_default: Annotated[int, Meta(ge=0, le=1_000_000)] = 64
+    #: Invocations of a project that wait at a time; more are refused with 429.
+    waiting_max_per_project: Annotated[int, Meta(ge=1, le=100_000_000)] = 200_000
     trusted_proxies: str | list[str] = ""
     allowed_origins: str | list[str] = ""
     otlp_endpoint: str = ""
@@ -130,6 +146,7 @@ class Parts:
     handoffs: Handoffs
     webhooks: Webhooks
     payments: Provider | None
+    functions: serverless_routes.Parts
     bus: Bus
 
 
@@ -156,6 +173,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
         budgetroutes.router(Directory(), database),
         paymentroutes.router(database, parts.payments, settings.return_urls, settings.payment_terms),
         notices_routes.router(parts.webhooks, database),
+        serverless_routes.router(parts.functions),
         feedroutes.router(database, parts.live),
         evidence.router(Collector(database, parts.bus)),
         operations.router(database),
@@ -205,27 +223,35 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
         Path(settings.pki_dir), Addresses(api_url=settings.api_url, link_url=settings.link_url), Config()
     )
     keyring = Keyring(Path(settings.secrets_dir))
+    secrets, objects = Secrets(keyring), _objects(database, settings)
+    outward = Outward()
+    stack.callback(outward.close)
+    functions = _functions(database, nats_bus, authenticator, Templates(secrets, objects), outward, keyring, settings)
+    await functions.invoker.start()
+    await functions.followers.watch(nats_bus)
     parts = Parts(
         database=database,
         authenticator=authenticator,
         live=live,
         enrolment=enrolment,
-        secrets=Secrets(keyring),
-        objects=_objects(database, settings),
+        secrets=secrets,
+        objects=objects,
         handoffs=Handoffs(Tasks(TaskSigner.load(Path(settings.pki_dir))), settings.handoff_s),
-        webhooks=_webhooks(stack, keyring),
+        webhooks=Webhooks(outward, Vault(keyring), Patience()),
         payments=_payments(stack, settings),
+        functions=functions,
         bus=nats_bus,
     )
     uploads = Uploads(prefix=storage_routes.PREFIX, bytes_max=settings.object_bytes_max)
-    app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies), uploads=uploads)
+    large = LargeBodies(path=queries.PAYLOADS, bytes_max=queries.BODY_BYTES_MAX)
+    app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies), uploads=uploads, large=large)
     process.settle_memory()
     if workers.first:
         await process.serve_ops(stack, settings.ops_port)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
         tasks.create_task(serving.watch(workers))
-        tasks.create_task(serving.serve(app, settings.listen, stopping=live.close))
+        tasks.create_task(serving.serve(app, settings.listen, stopping=lambda: _stop(live, functions.followers)))
 
 
 def _payments(stack: AsyncExitStack, settings: Settings) -> Provider | None:
@@ -235,10 +261,37 @@ def _payments(stack: AsyncExitStack, settings: Settings) -> Provider | None:
     return provider
 
 
-def _webhooks(stack: AsyncExitStack, keyring: Keyring) -> Webhooks:
-    outward = Outward()
-    stack.callback(outward.close)
-    return Webhooks(outward, Vault(keyring), Patience())
+def _stop(live: Feed, followers: Followers) -> None:
+    live.close()
+    followers.close()
+
+
+def _functions(
+    database: Database,
+    nats_bus: Bus,
+    authenticator: Authenticator,
+    templates: Templates,
+    outward: Outward,
+    keyring: Keyring,
+    settings: Settings,
+) -> serverless_routes.Parts:
+    """What the routes of functions are made of."""
+    urls = Urls(api_url=settings.api_url, gateway_url=settings.gateway_url)
+    bytes_ = ObjectBytes(templates.objects)
+    invoker = Invoker(
+        database, nats_bus, bytes_, FunctionLimits(waiting_max_per_project=settings.waiting_max_per_project)
+    )
+    return serverless_routes.Parts(
+        db=database,
+        functions=Functions(templates, outward),
+        invoker=invoker,
+        cancel=Cancel(database, Teller(nats_bus, Keys(database))),
+        results=Results(database, bytes_),
+        again=Again(database, invoker, bytes_),
+        followers=Followers(database, authenticator.still_valid, lambda shown: schemas.invocation(shown, urls)),
+        signing=Signing(Vault(keyring)),
+        urls=urls,
+    )
 
 
 def _objects(database: Database, settings: Settings) -> Objects:

@@ -30,7 +30,9 @@ class ProcessName(StrEnum):
     WORKER = "worker"
     RELAY = "relay"
     BILLER = "biller"
+    ACTIVATOR = "activator"
     AGENT = "agent"
+    SIDECAR = "sidecar"
 
 
 class Listener(StrEnum):

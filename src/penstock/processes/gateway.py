@@ -10,12 +10,12 @@ import math
 import os
 import socket
 import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import asyncpg
-import msgspec
 from aiohttp import web
 from msgspec import Meta
 
@@ -32,10 +32,13 @@ from penstock.compute.model import Limits
 from penstock.compute.service.advance import Advance
 from penstock.compute.units import Units
 from penstock.fleet import peer, pki, slots
+from penstock.fleet.codeserver import CodeServer
 from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.linkserver import LinkServer
 from penstock.fleet.model import Config
 from penstock.flows.handoffs import Answers
+from penstock.flows.objects import ObjectBytes, ObjectSettings, open_objects
+from penstock.flows.unitcode import UnitCode
 from penstock.flows.unitsecrets import UnitSecrets
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
 from penstock.kit import bus, db, process, settings
@@ -46,6 +49,13 @@ from penstock.kit.errors import Invalid, Unavailable
 from penstock.kit.ids import new_id
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
+from penstock.serverless import schemas
+from penstock.serverless.edge import ATTEMPTS, FUNCTIONS, FunctionEdge
+from penstock.serverless.following import Followers
+from penstock.serverless.model import Limits as FunctionLimits
+from penstock.serverless.schemas import Urls
+from penstock.serverless.service.codes import Codes
+from penstock.serverless.service.invoke import Invoker
 from penstock.wire import subjects
 
 _DRAIN_S: Final = 5.0
@@ -57,7 +67,7 @@ _SWEEP_S: Final = 1.0
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 (recognised, not bound)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(ObjectSettings, frozen=True, kw_only=True):
     """What the gateway needs to know. `advertise` is where other gateways reach the link listener."""
 
     database_url: str
@@ -74,6 +84,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str = ""
     api_url: str = "http://127.0.0.1:8080"
     link_url: str = "wss://127.0.0.1:8443"
+    gateway_url: str = "http://127.0.0.1:8081"
+    #: So many invocations of a project may wait.
+    waiting_max_per_project: Annotated[int, Meta(ge=1, le=100_000_000)] = 200_000
     database_connections_max: Annotated[int, Meta(ge=2, le=200)] = 10
     trusted_proxies: str | list[str] = ""
     allowed_origins: str | list[str] = ""
@@ -137,6 +150,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         config=config,
         handoffs=Answers(Advance(slots, Limits())),
     )
+    codes = CodeServer(links.peers, UnitCode(database, Units(), Codes(), open_objects(database, settings)))
     peers = Peers(_peer_tls(folder))
     stack.push_async_callback(peers.close)
     tunnels = Tunnels(database, NodeCertificates(links.peers), peers, gateway_id=gateway_id, address=settings.address)
@@ -144,7 +158,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     process.allow_many_files()
     async with asyncio.TaskGroup() as tasks:
         if settings.only != "edge":
-            await _listen_to_nodes(stack, settings, links, tunnels)
+            await _listen_to_nodes(stack, settings, links, tunnels, codes)
             tasks.create_task(links.run())
             tasks.create_task(process.every(CHECK_S, tunnels.check, name="tunnels_check"))
         if settings.only != "link":
@@ -158,9 +172,12 @@ def _peer_tls(folder: Path) -> ssl.SSLContext:
     return context
 
 
-async def _listen_to_nodes(stack: AsyncExitStack, settings: Settings, links: LinkServer, tunnels: Tunnels) -> None:
+async def _listen_to_nodes(
+    stack: AsyncExitStack, settings: Settings, links: LinkServer, tunnels: Tunnels, codes: CodeServer
+) -> None:
     app = web.Application()
     links.add_routes(app)
+    codes.add_routes(app)
     tunnels.add_routes(app)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_DRAIN_S)
     await runner.setup()
@@ -204,12 +221,30 @@ async def _listen_to_people(
         Executions(access, sessions, tunnels.open),
         config=_edge_config(settings),
         ready=lambda: _answers(database),
+        others=await _functions(stack, settings, database, nats_bus, authenticator),
     )
     runner = web.ServerRunner(server(edge), shutdown_timeout=_DRAIN_S)
     await _start(stack, runner, settings.host, settings.port, _edge_tls(settings))
     tasks.create_task(process.every(RECHECK_S, sessions.recheck, name="sessions_recheck"))
     tasks.create_task(process.every(_SWEEP_S, connections.sweep, name="connections_sweep"))
     tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
+
+
+async def _functions(
+    stack: AsyncExitStack, settings: Settings, database: Database, nats_bus: Bus, authenticator: Authenticator
+) -> Mapping[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
+    """The ingress of functions, by prefix."""
+    objects = ObjectBytes(open_objects(database, settings))
+    invoker = Invoker(
+        database, nats_bus, objects, FunctionLimits(waiting_max_per_project=settings.waiting_max_per_project)
+    )
+    await invoker.start()
+    urls = Urls(api_url=settings.api_url, gateway_url=settings.gateway_url)
+    followers = Followers(database, authenticator.still_valid, lambda shown: schemas.invocation(shown, urls))
+    await followers.watch(nats_bus)
+    stack.callback(followers.close)
+    edge = FunctionEdge(database, authenticator, invoker, objects, followers)
+    return {FUNCTIONS: edge.call, ATTEMPTS: edge.attempt}
 
 
 async def _watch(nats_bus: Bus, access: Access, sessions: Sessions) -> None:

@@ -19,6 +19,7 @@ from penstock.secrets import keyring
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.upkeep import Rewrapped, rewrap
 from penstock.secrets.vault import Vault
+from penstock.serverless import upkeep as serverless
 
 Folder = Annotated[
     Path | None,
@@ -82,11 +83,14 @@ async def _run(found: _Settings, report: Callable[[int], None]) -> Rewrapped:
     ring = Keyring(Path(found.secrets_dir))
     async with db.connect(found.database_url, _no_hint, connections_max=1, name="rewrap") as database:
         webhooks = await notices.rewrap(database, Vault(ring), progress=report)
-        done = await rewrap(database, ring, progress=lambda count: report(webhooks.secrets + count))
+        functions = await serverless.rewrap(database, Vault(ring), progress=lambda n: report(webhooks.secrets + n))
+        before = webhooks.secrets + functions.keys
+        done = await rewrap(database, ring, progress=lambda count: report(before + count))
+    used = webhooks.used | functions.used
     return Rewrapped(
-        versions=webhooks.secrets + done.versions,
-        left=webhooks.left + done.left,
-        unused=[key_id for key_id in done.unused if key_id not in webhooks.used],
+        versions=before + done.versions,
+        left=webhooks.left + functions.left + done.left,
+        unused=[key_id for key_id in done.unused if key_id not in used],
     )
 
 

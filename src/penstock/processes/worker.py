@@ -28,6 +28,7 @@ from penstock.fleet.sweeper import Sweeper
 from penstock.fleet.tasks import Tasks
 from penstock.flows import history, hosting
 from penstock.flows.activities import Activities, Timing
+from penstock.flows.objects import ObjectBytes
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
 from penstock.flows.releases import Releases
@@ -45,7 +46,19 @@ from penstock.notices.upkeep import Upkeep
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.upkeep import Pruning
 from penstock.secrets.vault import Vault
+from penstock.serverless import schemas
+from penstock.serverless.model import Limits as FunctionLimits
+from penstock.serverless.schemas import Urls
+from penstock.serverless.service.callbacks import Callbacks
+from penstock.serverless.service.cancel import Cancel
+from penstock.serverless.service.proofs import Keys
+from penstock.serverless.service.schedules import Schedules
+from penstock.serverless.service.telling import Teller
+from penstock.serverless.upkeep import Metering as FunctionMetering
+from penstock.serverless.upkeep import Upkeep as FunctionUpkeep
 from penstock.storage import blobs
+from penstock.storage.model import Limits as StorageLimits
+from penstock.storage.service import Objects
 from penstock.storage.sweeper import Sweeper as ObjectSweeper
 from penstock.wire import subjects
 
@@ -66,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     objects_region: str = ""
     objects_access_key_id: str = ""
     objects_secret_access_key: str = ""
+    #: Named in what is sent to others.
+    api_url: str = "http://127.0.0.1:8080"
+    gateway_url: str = "http://127.0.0.1:8081"
     temporal_namespace: str = "default"
     database_connections_max: Annotated[int, Meta(ge=4, le=200)] = 20
     provisioning_deadline_s: Annotated[float, Meta(gt=0, le=86_400)] = 120
@@ -124,7 +140,12 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         group.create_task(hosting.host(settings.temporal_address, settings.temporal_namespace, sagas, activities.all()))
         _start_object_loops(group, ObjectSweeper(database, blobs.connect(_objects(settings))))
         group.create_task(every(60.0, Pruning(database, References()).sweep, name="prune_secrets"))
-        _start_webhooks(group, stack, database, Vault(Keyring(Path(settings.secrets_dir))))
+        vault, outward = Vault(Keyring(Path(settings.secrets_dir))), Outward()
+        stack.callback(outward.close)
+        _start_webhooks(group, stack, database, vault, outward)
+        _start_functions(group, stack, database, vault, outward, settings)
+        cancel = Cancel(database, Teller(nats_bus, Keys(database)))
+        group.create_task(every(5.0, cancel.sweep, name="sweep_deleted_functions"))
         group.create_task(Sweeper(database, _fleet_config(settings)).run())
         group.create_task(every(1.0, Prover(database, tasks, _fleet_config(settings)).sweep, name="gpu_proofs"))
         _start_waiting(group, nats_bus, Waiting(database, settings.limits))
@@ -160,14 +181,35 @@ def _start_object_loops(group: asyncio.TaskGroup, sweeper: ObjectSweeper) -> Non
     group.create_task(every(6 * 3600.0, sweeper.sweep_strays, name="sweep_stray_objects"))
 
 
-def _start_webhooks(group: asyncio.TaskGroup, stack: AsyncExitStack, database: Database, vault: Vault) -> None:
-    patience, outward = WebhookPatience(), Outward()
-    stack.callback(outward.close)
+def _start_webhooks(
+    group: asyncio.TaskGroup, stack: AsyncExitStack, database: Database, vault: Vault, outward: Outward
+) -> None:
+    patience = WebhookPatience()
     sender = Sender(database, outward, vault, patience)
     stack.push_async_callback(sender.close)
     group.create_task(every(0.5, Fanout(database, patience, sender.wake).spread, name="spread_events"))
     group.create_task(every(0.0, sender.keep, name="send_webhooks"))
     group.create_task(every(60.0, Upkeep(database, patience).sweep, name="sweep_deliveries"))
+
+
+def _start_functions(
+    group: asyncio.TaskGroup,
+    stack: AsyncExitStack,
+    database: Database,
+    vault: Vault,
+    outward: Outward,
+    settings: Settings,
+) -> None:
+    """What functions need besides an activator: schedules, callbacks, facts of what was used, retention."""
+    urls = Urls(api_url=settings.api_url, gateway_url=settings.gateway_url)
+    callbacks = Callbacks(database, outward, vault, lambda shown: schemas.invocation(shown, urls))
+    stack.push_async_callback(callbacks.close)
+    objects = Objects(database, blobs.connect(_objects(settings)), StorageLimits())
+    upkeep = FunctionUpkeep(database, ObjectBytes(objects), FunctionLimits())
+    group.create_task(every(0.5, Schedules(database).fire, name="fire_schedules"))
+    group.create_task(every(0.5, callbacks.send, name="send_callbacks"))
+    group.create_task(every(10.0, FunctionMetering(database).meter, name="meter_functions"))
+    group.create_task(every(60.0, upkeep.sweep, name="sweep_invocations"))
 
 
 def _start_waiting(group: asyncio.TaskGroup, nats_bus: Bus, waiting: Waiting) -> None:

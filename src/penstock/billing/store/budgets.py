@@ -168,5 +168,5 @@ async def prune(tx: Tx) -> None:
 
 def as_budget(row: Row) -> Budget:
     """From a row that has the columns of `billing.budgets_at`."""
-    values = {name: row[name] for name in Budget.__slots__}
+    values = {name: row[name] for name in Budget.__dataclass_fields__}
     return Budget(period=Period(values.pop("period")), action=Action(values.pop("action")), **values)

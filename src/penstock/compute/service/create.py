@@ -24,6 +24,7 @@ from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
 from penstock.wire.rest import AllocationCreate
+from penstock.wire.tasks import Serving
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,15 @@ class Create:
     limits: Limits
 
     async def __call__(
-        self, tx: Tx, caller: Caller, body: AllocationCreate, *, purpose: Purpose = Purpose.INTERACTIVE
+        self,
+        tx: Tx,
+        caller: Caller,
+        body: AllocationCreate,
+        *,
+        purpose: Purpose = Purpose.INTERACTIVE,
+        serving: Serving | None = None,
     ) -> Allocation:
-        """The new allocation, or the first reason to refuse it."""
+        """The new allocation, or the first reason to refuse it. A worker of a function is told what it serves."""
         _allow(caller)
         validate.request(body)
         found, rules = await catalogue.offered(tx, body.sku, caller.project_id)
@@ -47,6 +54,7 @@ class Create:
         chosen = await runtimes.choose(tx, caller, body)
         draft = _draft(caller, body, offer, purpose)
         draft = replace(draft, image=chosen.image, runtime=chosen.runtime, secrets=secrets, egress=rules)
+        draft = replace(draft, serving=serving)
         await self.funds.check(
             tx,
             organisation_id=caller.organisation_id,

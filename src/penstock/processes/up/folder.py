@@ -102,6 +102,11 @@ class DataFolder:
         return self.path / "node"
 
     @property
+    def sidecar(self) -> Path:
+        """Where the local node's sidecar listens for its agent."""
+        return self.path / "sidecar.sock"
+
+    @property
     def admin_key(self) -> Path:
         """The key of the first administrator."""
         return self.path / "admin.key"

@@ -13,7 +13,7 @@ from penstock.processes.up import database, leftovers, localnode, programs, serv
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import HOST, Wanted, choose
 from penstock.processes.up.folder import DataFolder, Instance, Status
-from penstock.processes.up.programs import CONTROL, Addresses
+from penstock.processes.up.programs import CONTROL, NODE, Addresses
 from penstock.processes.up.servers import Servers, Starter
 from penstock.processes.up.supervisor import Supervisor
 from penstock.sdk.client import AsyncClient
@@ -104,6 +104,7 @@ class Install:
                     " delete the file, and the next start makes a new key"
                 ) from error
             environment = await asyncio.to_thread(tenant.environment, self._folder)
+            await self._supervisor.launch(programs.sidecar(self._folder, addresses, self._environ))
             await self._supervisor.launch(
                 programs.agent(self._folder, addresses, self._environ, enrolment=before.token, tenant=environment)
             )
@@ -128,9 +129,10 @@ class Install:
                 await asyncio.to_thread(rotate, log)
 
     async def stop(self) -> None:
-        """The agent with its units first, then those that use the servers, then the servers; nothing stays."""
+        """The agent with its units first and its sidecar, then those that use the servers, then the servers; nothing
+        stays."""
         self._complete = False
-        for names in (("agent",), CONTROL, servers.NAMES):
+        for names in (*((name,) for name in NODE), CONTROL, servers.NAMES):
             await self._supervisor.stop(names)
         await leftovers.clear(self._folder.path, grace_s=2.0)
         await leftovers.end_units(self._folder)

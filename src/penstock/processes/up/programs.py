@@ -1,22 +1,28 @@
 """What the supervisor starts: our own processes and the embedded servers, each with just the environment it needs."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
-from penstock.embedded import child, secret
+from penstock.embedded import child, nats, secret
 from penstock.embedded.child import Child
 from penstock.embedded.ports import free_port, listening
 from penstock.embedded.server import Server
+from penstock.kit import settings
+from penstock.processes.agent import Settings as AgentSettings
 from penstock.processes.up import leftovers
 from penstock.processes.up.endpoints import HOST
 from penstock.processes.up.folder import DataFolder, Ports
 from penstock.processes.up.supervisor import Program
 
-CONTROL: Final = ("relay", "worker", "biller", "api", "gateway")
+CONTROL: Final = ("relay", "worker", "biller", "activator", "api", "gateway")
+#: What makes this machine a node, in the order of their stop.
+NODE: Final = ("agent", "sidecar")
 _OBJECTS: Final = (
     "OBJECTS_URL",
     "OBJECTS_ENDPOINT",
@@ -26,7 +32,10 @@ _OBJECTS: Final = (
 )
 _PAYMENTS: Final = ("PAYMENTS_WEBHOOK_SECRET", "PAYMENTS_WEBHOOK_SECRET_PREVIOUS", "STRIPE_API_KEY")
 #: Settings that say where truth and keys are: the agent, which serves tenants, must not even know them.
-_PRIVATE: Final = ("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR", *_OBJECTS, *_PAYMENTS)
+_PRIVATE: Final = (
+    *("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR", "ACTIVATOR_NATS_ISSUER_SEED_FILE"),
+    *(*_OBJECTS, *_PAYMENTS),
+)
 _HEALTH_TIMEOUT_S: Final = 2.0
 #: The agent stops its units first.
 _AGENT_GRACE_S: Final = 45.0
@@ -84,6 +93,7 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
         "PENSTOCK_API_PORT": str(addresses.ports.api),
         "PENSTOCK_GATEWAY_PORT": str(addresses.ports.gateway),
         "PENSTOCK_GATEWAY_LINK_PORT": str(addresses.ports.link),
+        **_issuer(folder, environ),
         **_payments(folder, addresses, environ),
         **_public(addresses),
     }
@@ -96,16 +106,53 @@ def agent(
     folder: DataFolder, addresses: Addresses, environ: Mapping[str, str], *, enrolment: str, tenant: Path
 ) -> Program:
     """The local node. Its units survive a crash of it, and end with a clean stop."""
-    hidden = {f"PENSTOCK_{name}" for name in _PRIVATE}
     given = {
         "PENSTOCK_AGENT_DATA_DIR": str(folder.node),
+        "PENSTOCK_AGENT_SIDECAR_SOCKET": str(folder.sidecar),
+        "PENSTOCK_AGENT_SIDECAR_UID": str(_sidecar_uid(folder, environ)),
         "PENSTOCK_AGENT_ENROLMENT_TOKEN": enrolment,
         "PENSTOCK_AGENT_TENANT_DIR": environ.get("PENSTOCK_AGENT_TENANT_DIR", "") or str(tenant),
         "PENSTOCK_AGENT_KEEP_UNITS_ON_STOP": "false",
         **_public(addresses),
     }
-    environment = {name: value for name, value in environ.items() if name not in hidden}
-    return _process("agent", folder, {**environment, **given}, grace_s=_AGENT_GRACE_S, owns_group=False)
+    return _process("agent", folder, {**_without_private(environ), **given}, grace_s=_AGENT_GRACE_S, owns_group=False)
+
+
+def sidecar(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]) -> Program:
+    """What calls the local node's functions. It knows where NATS is and nothing of how we get in."""
+    given = {
+        "PENSTOCK_SIDECAR_SOCKET": str(folder.sidecar),
+        "PENSTOCK_SIDECAR_UID": str(_sidecar_uid(folder, environ)),
+        "PENSTOCK_SIDECAR_NATS_URL": _bare(addresses.nats_url),
+        **_public(addresses),
+    }
+    return _process("sidecar", folder, {**_without_private(environ), **given})
+
+
+def _without_private(environ: Mapping[str, str]) -> dict[str, str]:
+    hidden = {f"PENSTOCK_{name}" for name in _PRIVATE}
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
+def _sidecar_uid(folder: DataFolder, environ: Mapping[str, str]) -> int:
+    """As root, a user that is none of the units' and not the one that builds environments; else our own."""
+    if os.geteuid() != 0:
+        return 0
+    agent = settings.load(AgentSettings, "agent", {**environ, "PENSTOCK_AGENT_DATA_DIR": str(folder.node)})
+    return agent.sidecar_uid or agent.uid_first + agent.uid_count + 1
+
+
+def _bare(nats_url: str) -> str:
+    """Without user and password."""
+    hosts = [urlsplit(part if "://" in part else f"nats://{part}") for part in nats_url.split(",")]
+    return ",".join(f"{host.scheme}://{host.netloc.rpartition('@')[2]}" for host in hosts)
+
+
+def _issuer(folder: DataFolder, environ: Mapping[str, str]) -> dict[str, str]:
+    """The key that sidecars' identities are signed with; an operator's own NATS has one of its own."""
+    if environ.get("PENSTOCK_NATS_URL", ""):
+        return {}
+    return {"PENSTOCK_ACTIVATOR_NATS_ISSUER_SEED_FILE": str(nats.issuer_seed(folder.path / "nats"))}
 
 
 def _payments(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]) -> dict[str, str]:

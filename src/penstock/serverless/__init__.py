@@ -1,0 +1,1 @@
+"""Functions: definitions, invocations, the workers that run them."""

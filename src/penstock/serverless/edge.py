@@ -1,0 +1,252 @@
+"""Functions at the gateway: `POST /f/<function>` for callers, `/attempts/…` for sidecars with large bodies.
+
+A caller gets the handler's own answer: its status, type and body. Whatever else happened is an error in our envelope,
+and the invocation's id stands in a header in any case.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+from aiohttp import hdrs, web
+
+from penstock.kit.caller import Caller
+from penstock.kit.db import Database
+from penstock.kit.errors import Invalid, NotFound, Unauthenticated
+from penstock.kit.telemetry import correlation_id
+from penstock.serverless.errors import NoFunction
+from penstock.serverless.following import Followers
+from penstock.serverless.model import Mode, State
+from penstock.serverless.ports import Bytes
+from penstock.serverless.service.invocations import raw_body
+from penstock.serverless.service.invoke import ACTION, Invoker, function_name
+from penstock.serverless.store import attempts
+from penstock.serverless.store.attempts import Attempt
+from penstock.wire.rest import InvocationAck
+from penstock.wire.serverless import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, STRIPPED_HEADERS, TIMEOUT_S_MAX, Result
+
+FUNCTIONS: Final = "/f/"
+ATTEMPTS: Final = "/attempts/"
+PICKLE: Final = "application/vnd.penstock.pickle"
+_ID: Final = "Penstock-Invocation-Id"
+_STATE: Final = "Penstock-State"
+#: What a failure is to whoever speaks HTTP: the function's fault, not the caller's and not ours.
+_STATUS: Final = {
+    State.FAILED: 502,
+    State.EXPIRED: 504,
+    State.CANCELLED: 409,
+    State.DEAD_LETTERED: 502,
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class Keys(Protocol):
+    """Who a credential is."""
+
+    async def authenticate(self, authorization: str | None, project: str | None) -> Caller:
+        """The caller."""
+        ...
+
+
+class FunctionEdge:
+    """Answers requests of both kinds."""
+
+    def __init__(self, db: Database, keys: Keys, invoker: Invoker, bytes_: Bytes, followers: Followers) -> None:
+        self._db = db
+        self._keys = keys
+        self._invoker = invoker
+        self._bytes = bytes_
+        self._followers = followers
+
+    async def call(self, request: web.BaseRequest) -> web.StreamResponse:
+        """`POST /f/<function>[/path]?mode=sync|async|stream`."""
+        if request.method != hdrs.METH_POST:
+            raise Invalid("call functions with POST", field="method")
+        path, _, query = request.raw_path.removeprefix(FUNCTIONS).partition("?")
+        text, _, rest = path.partition("/")
+        caller = await self._keys.authenticate(
+            request.headers.get(hdrs.AUTHORIZATION), request.headers.get("Penstock-Project")
+        )
+        caller.require(ACTION)
+        function = await self._invoker.function(caller.project_id, function_name(unquote(text), caller.project_id))
+        if function is None:
+            raise NoFunction("no function with this name")
+        mode = _mode(query)
+        timeout_s = _timeout(request.headers.get("Penstock-Timeout"))
+        draft = await self._invoker.draft(
+            caller,
+            function,
+            payload=await _payload(request),
+            mode=mode,
+            content_type=PICKLE if request.headers.get(hdrs.CONTENT_TYPE) == PICKLE else "application/json",
+            invocation_id=_invocation_id(request),
+            headers=_passed_on(request),
+            attributes={"method": "POST", "path": f"/{rest}", **({"query": query} if query else {})},
+            timeout_s=timeout_s,
+        )
+        wait_s = (timeout_s or self._invoker.sync_wait_s) if mode is Mode.SYNC else 0.0
+        answer = await self._invoker.run(draft, wait_s=wait_s)
+        if mode is Mode.STREAM:
+            return await self._stream(request, caller, draft.id)
+        if isinstance(answer, InvocationAck):
+            return _accepted(answer)
+        return await self._result(request, caller, answer)
+
+    async def _result(self, request: web.BaseRequest, caller: Caller, end: Result) -> web.StreamResponse:
+        headers = {_ID: end.invocationID, _STATE: end.state, "X-Correlation-Id": correlation_id()}
+        if end.state is not State.SUCCEEDED:
+            return _failure(end, headers)
+        passed = {name: value for name, value in end.headers.items() if name.lower() not in _OURS}
+        if end.bodyRef is not None:
+            size, chunks = await self._bytes.open(caller.project_id, end.bodyRef.key)
+            headers |= passed | {hdrs.CONTENT_TYPE: end.contentType, hdrs.CONTENT_LENGTH: str(size)}
+            return await _send(request, web.StreamResponse(status=end.statusCode, headers=headers), chunks)
+        body = raw_body(bytes(end.body), content_type=end.contentType, encoding=end.encoding)
+        headers |= passed | {hdrs.CONTENT_TYPE: end.contentType}
+        return web.Response(status=end.statusCode, body=body, headers=headers)
+
+    async def _stream(self, request: web.BaseRequest, caller: Caller, invocation_id: str) -> web.StreamResponse:
+        headers = {
+            hdrs.CONTENT_TYPE: "text/event-stream",
+            hdrs.CACHE_CONTROL: "no-store",
+            _ID: invocation_id,
+            "X-Correlation-Id": correlation_id(),
+        }
+        self._followers.admit(caller)
+        events = self._followers.follow(caller, invocation_id, (0, -1))
+        return await _send(request, web.StreamResponse(headers=headers), events)
+
+    async def attempt(self, request: web.BaseRequest) -> web.StreamResponse:
+        """`GET …/payload` and `PUT …/result` with the attempt's token."""
+        pieces = request.raw_path.removeprefix(ATTEMPTS).split("/")
+        if len(pieces) != 3 or (request.method, pieces[2]) not in (
+            (hdrs.METH_GET, "payload"),
+            (hdrs.METH_PUT, "result"),
+        ):
+            raise NotFound("no such route")
+        project_id, invocation_id = unquote(pieces[0]), unquote(pieces[1])
+        found = await self._current(request, project_id, invocation_id)
+        if request.method == hdrs.METH_GET:
+            return await self._give_payload(request, project_id, found)
+        key = f"invocations/{invocation_id}/result-{found.attempt}"
+        kept = await self._bytes.keep(project_id, key, _chunks(request), bytes_max=RESULT_BYTES_MAX)
+        return web.Response(body=_encode(kept), content_type="application/json")
+
+    async def _current(self, request: web.BaseRequest, project_id: str, invocation_id: str) -> Attempt:
+        scheme, _, token = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        try:
+            secret = bytes.fromhex(token) if scheme.lower() == "bearer" else b""
+        except ValueError:
+            secret = b""
+        async with self._db.read() as conn:
+            found = await attempts.current(conn, project_id=project_id, invocation_id=invocation_id, token=secret)
+        if found is None:
+            raise Unauthenticated("this is not the token of the current attempt")
+        return found
+
+    async def _give_payload(self, request: web.BaseRequest, project_id: str, found: Attempt) -> web.StreamResponse:
+        if found.payload_ref is None:
+            raise NotFound("the payload came with the dispatch")
+        size, chunks = await self._bytes.open(project_id, found.payload_ref["key"])
+        headers = {hdrs.CONTENT_TYPE: "application/json", hdrs.CONTENT_LENGTH: str(size)}
+        return await _send(request, web.StreamResponse(headers=headers), chunks)
+
+
+_OURS: Final = STRIPPED_HEADERS | {"content-length", "content-type", "date", "server", _ID.lower(), _STATE.lower()}
+
+
+def _mode(query: str) -> Mode:
+    given = parse_qs(query).get("mode", ["sync"])[0]
+    try:
+        return Mode(given)
+    except ValueError:
+        raise Invalid("mode must be sync, async or stream", field="mode") from None
+
+
+def _timeout(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= TIMEOUT_S_MAX:
+        raise Invalid(f"Penstock-Timeout must be a number of seconds up to {TIMEOUT_S_MAX}", field="Penstock-Timeout")
+    return value
+
+
+def _invocation_id(request: web.BaseRequest) -> str | None:
+    given = request.headers.get(_ID) or request.headers.get("Idempotency-Key")
+    if given is None:
+        return None
+    if not 1 <= len(given) <= 64 or not given.isascii() or not given.replace("-", "").replace("_", "").isalnum():
+        raise Invalid(f"{_ID} must be 1 to 64 letters, digits, - and _", field=_ID)
+    return given
+
+
+def _passed_on(request: web.BaseRequest) -> dict[str, str]:
+    """Headers of the caller's own; what proxies and browsers add stays here."""
+    found = {
+        name: value
+        for name, value in request.headers.items()
+        if name.lower().startswith("x-") and not name.lower().startswith(("x-forwarded-", "x-real-", "x-correlation-"))
+    }
+    if len(found) > 64 or sum(map(len, found.values())) > 8192:
+        raise Invalid("headers: at most 64 of the form X-…, with 8192 characters in all", field="headers")
+    return found
+
+
+async def _payload(request: web.BaseRequest) -> bytes:
+    """The body, which must be JSON; none is null."""
+    if request.content_length is not None and request.content_length > PAYLOAD_BYTES_MAX:
+        raise Invalid(f"body: max {PAYLOAD_BYTES_MAX} bytes", field="body")
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > PAYLOAD_BYTES_MAX:
+            raise Invalid(f"body: max {PAYLOAD_BYTES_MAX} bytes", field="body")
+    if not body:
+        return b"null"
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+        body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Invalid("body must be JSON", field="body") from error
+    return bytes(body)
+
+
+def _failure(end: Result, headers: dict[str, str]) -> web.Response:
+    detail = {
+        "code": end.failureClass or end.state,
+        "message": end.error or f"the invocation is {end.state}",
+        "correlation_id": correlation_id(),
+        "invocation_id": end.invocationID,
+        "state": end.state,
+        "error_type": end.errorType,
+        "traceback": end.traceback,
+    }
+    status = end.statusCode if end.state is State.FAILED and 400 <= end.statusCode <= 599 else _STATUS[end.state]
+    return web.Response(
+        status=status, body=_encode({"error": detail}), content_type="application/json", headers=headers
+    )
+
+
+def _accepted(ack: InvocationAck) -> web.Response:
+    headers = {_ID: ack.invocationID, _STATE: ack.state, hdrs.LOCATION: f"/api/v1/invocations/{ack.invocationID}"}
+    return web.Response(status=202, body=_encode(ack), content_type="application/json", headers=headers)
+
+
+async def _chunks(request: web.BaseRequest) -> AsyncIterator[bytes]:
+    async for chunk in request.content.iter_any():
+        yield chunk
+
+
+async def _send(
+    request: web.BaseRequest, response: web.StreamResponse, chunks: AsyncIterator[bytes]
+) -> web.StreamResponse:
+    await response.prepare(request)
+    async for chunk in chunks:
+        await response.write(chunk)
+    await response.write_eof()
+    return response

@@ -1,0 +1,121 @@
+"""Handlers that call other functions of their project.
+
+The sidecar passes a call on with the token of the attempt that makes it. It becomes an invocation like any other, made
+by whoever made its parent. Its end goes to the caller's worker, whose name we know from the row, and to no reply field.
+"""
+
+import hashlib
+
+import msgspec
+
+from penstock.kit.bus import Bus
+from penstock.kit.caller import Caller
+from penstock.kit.db import Database
+from penstock.kit.errors import PenstockError
+from penstock.serverless.model import Mode, State
+from penstock.serverless.service.invoke import Invoker, function_name
+from penstock.serverless.service.proofs import Keys
+from penstock.serverless.service.results import discarded, security
+from penstock.serverless.service.telling import Teller, call_inbox
+from penstock.serverless.store import sayings
+from penstock.serverless.store.sayings import Parent
+from penstock.wire import subjects
+from penstock.wire.serverless import CallAnswer, CallMessage, FailureClass
+
+_decode = msgspec.json.Decoder(CallMessage).decode
+_QUEUE = "calls"
+
+
+class Calls:
+    """Takes calls, in one of the activators."""
+
+    def __init__(self, db: Database, bus: Bus, invoker: Invoker, teller: Teller, keys: Keys) -> None:
+        self._db = db
+        self._bus = bus
+        self._invoker = invoker
+        self._teller = teller
+        self._keys = keys
+
+    async def start(self) -> None:
+        """Listen."""
+        await self._bus.on_hint(subjects.CALLS, self._receive, queue=_QUEUE)
+
+    async def _receive(self, subject: str, data: bytes) -> None:
+        try:
+            message = _decode(data)
+            token = bytes.fromhex(message.token)
+        except (msgspec.DecodeError, ValueError):
+            discarded.labels("call", "malformed_message").inc()
+            return
+        async with self._db.read() as conn:
+            parent = await sayings.parent(
+                conn,
+                project_id=message.projectID,
+                invocation_id=message.invocationID,
+                token=token,
+                worker_id=message.workerName,
+            )
+        if parent is None or subject != subjects.call(parent.request, message.workerName):
+            security.labels("foreign_call").inc()
+            return
+        await self._call(parent, message)
+
+    async def _call(self, parent: Parent, message: CallMessage) -> None:
+        try:
+            accepted = await self._accept(parent, message)
+        except PenstockError as error:
+            await self._answer(parent, message, _refusal(message.call, error))
+            return
+        if message.mode is Mode.ASYNC:
+            answer = CallAnswer(call=message.call, invocationID=accepted, state=State.QUEUED, statusCode=202)
+            await self._answer(parent, message, answer)
+
+    async def _accept(self, parent: Parent, message: CallMessage) -> str:
+        caller = _caller(parent)
+        name = function_name(message.function, parent.project_id)
+        digest = hashlib.sha256(f"{parent.id}/{message.token}/{message.call}".encode()).hexdigest()
+        reply = call_inbox(parent.request, message.workerName, message.call) if message.mode is Mode.SYNC else ""
+        return await self._invoker.call(
+            caller,
+            name,
+            invocation_id=f"call-{digest[:32]}",
+            payload=bytes(message.payload),
+            content_type=message.contentType,
+            mode=message.mode,
+            timeout_s=message.timeoutSeconds or None,
+            reply_to=reply,
+            parent_id=parent.id,
+        )
+
+    async def _answer(self, parent: Parent, message: CallMessage, answer: CallAnswer) -> None:
+        key = await self._keys.of(message.workerName)
+        if key is not None:
+            await self._teller.answer_call(
+                request=parent.request, worker=message.workerName, mac_key=key, answer=answer
+            )
+
+
+def _caller(parent: Parent) -> Caller:
+    """Whoever made the parent, allowed to do no more than it did."""
+    return Caller(
+        principal_id=parent.created_by,
+        principal_kind="function",
+        display_name="",
+        organisation_id=parent.organisation_id,
+        project_id=parent.project_id,
+        role="function",
+        actions=frozenset({"functions.invoke"}),
+        key_id=parent.key_id,
+    )
+
+
+def _refusal(call: str, error: PenstockError) -> CallAnswer:
+    return CallAnswer(
+        call=call,
+        invocationID="",
+        state=State.FAILED,
+        statusCode=400,
+        failureClass=FailureClass.DISPATCH_ERROR,
+        error=error.detail,
+        errorType=error.code,
+    )

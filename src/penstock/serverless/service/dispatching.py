@@ -1,0 +1,87 @@
+"""Giving waiting invocations to workers: one statement for all functions that somebody pointed at since the last one.
+
+A hint names a function, whatever it hints at: something came, a slot became free, a worker is ready. What cannot run
+yet stays in its row and delays nobody: functions are taken in turn, one of each project, and a round takes so many of
+each.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from nats.aio.msg import Msg
+from prometheus_client import Counter
+
+from penstock.kit.db import Database
+from penstock.serverless.service.scaling import Scaler
+from penstock.serverless.service.telling import Teller
+from penstock.serverless.store import claims
+
+_ROUND_FUNCTIONS_MAX: Final = 64
+_EACH_MAX: Final = 64
+_PARKED_MAX: Final = 1000
+
+_dispatched = Counter("penstock_dispatches", "Attempts given to workers")
+
+
+class Dispatcher:
+    """One activator's rounds."""
+
+    def __init__(self, db: Database, teller: Teller, scaler: Scaler) -> None:
+        self._db = db
+        self._teller = teller
+        self._scaler = scaler
+        self._pointed: OrderedDict[str, int] = OrderedDict()
+        self._heard: list[Msg] = []
+        self._wake = asyncio.Event()
+
+    def point(self, function_ids: Iterable[str], heard: Iterable[Msg] = ()) -> None:
+        """Look at these in the next round, and acknowledge after it what was heard of them."""
+        for function_id in function_ids:
+            self._pointed[function_id] = self._pointed.get(function_id, 0) + 1
+        self._heard += heard
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Rounds for ever; a failure ends it, and whoever supervises begins again."""
+        while True:
+            await self._wake.wait()
+            await self.round()
+
+    async def round(self) -> None:
+        """One statement, its dispatches, and then the acknowledgements."""
+        self._wake.clear()
+        taken = dict(self._pointed.popitem(last=False) for _ in range(min(len(self._pointed), _ROUND_FUNCTIONS_MAX)))
+        heard, self._heard = self._heard, []
+        if self._pointed:
+            self._wake.set()
+        try:
+            await self._claim(taken)
+        except BaseException:
+            self.point(taken, heard)
+            raise
+        for message in heard:
+            await message.ack()
+
+    async def _claim(self, hints: dict[str, int]) -> None:
+        function_ids = list(hints)
+        async with self._db.read() as conn:
+            claimed = await claims.claim(conn, function_ids, each_max=_EACH_MAX)
+        await self._teller.dispatch(claimed)
+        _dispatched.inc(len(claimed))
+        self._look_further(hints, [each.function_id for each in claimed])
+
+    def _look_further(self, hints: dict[str, int], claimed: Sequence[str]) -> None:
+        """Fewer than were hinted at: something may wait for a worker. As many as a round takes: there may be more."""
+        for function_id, hinted in hints.items():
+            given = claimed.count(function_id)
+            if given >= _EACH_MAX:
+                self.point([function_id])
+            elif given < hinted:
+                self._scaler.look(function_id)
+
+    async def sweep(self) -> None:
+        """Point at everything that is due: what was parked, and what no hint came for."""
+        async with self._db.read() as conn:
+            self.point(await claims.parked(conn, limit=_PARKED_MAX))

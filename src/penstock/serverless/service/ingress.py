@@ -1,0 +1,90 @@
+"""Announcements from the queue: each points at a function that has something waiting. The rows say what."""
+
+from collections.abc import Sequence
+
+import msgspec
+from nats.aio.msg import Msg
+
+from penstock.kit.bus import Bus
+from penstock.kit.db import Database
+from penstock.kit.telemetry import logger
+from penstock.serverless.service.dispatching import Dispatcher
+from penstock.serverless.service.results import bury, discarded
+from penstock.serverless.service.telling import invocation_message
+from penstock.serverless.store import claims, invocations
+from penstock.wire.serverless import VERSION, FailureClass, InvocationMessage
+
+_log = logger(__name__)
+_decode = msgspec.json.Decoder(InvocationMessage).decode
+_NAMES_MAX = 100_000
+_UNPUBLISHED_S = 2.0
+_UNPUBLISHED_MAX = 1000
+
+
+class Ingress:
+    """Takes what the consumer of announcements brings."""
+
+    def __init__(self, db: Database, bus: Bus, dispatcher: Dispatcher) -> None:
+        self._db = db
+        self._bus = bus
+        self._dispatcher = dispatcher
+        self._names: dict[tuple[str, str], str] = {}
+
+    def forget(self) -> None:
+        """Functions changed."""
+        self._names.clear()
+
+    async def take(self, messages: Sequence[Msg]) -> None:
+        """Point at their functions; they are acknowledged when those were looked at."""
+        for message in messages:
+            try:
+                name = _read(message.data)
+            except ValueError as error:
+                await self._bury(message, str(error))
+                continue
+            found = await self._find(*name)
+            self._dispatcher.point([found] if found else [], [message])
+
+    async def _find(self, project_id: str, name: str) -> str | None:
+        key = (project_id, name)
+        if key not in self._names:
+            async with self._db.read() as conn:
+                found = await invocations.function(conn, project_id, name)
+            if found is None:
+                return None
+            if len(self._names) >= _NAMES_MAX:
+                self._names.clear()
+            self._names[key] = found.id
+        return self._names[key]
+
+    async def _bury(self, message: Msg, error: str) -> None:
+        failure = FailureClass.UNSUPPORTED_VERSION if error == _VERSION else FailureClass.MALFORMED_MESSAGE
+        discarded.labels("invocation", failure).inc()
+        _log.warning("announcement_unreadable", subject=message.subject, error=error)
+        await bury(self._bus, message, source="invocation", failure=failure, error=error)
+        await message.term()
+
+    async def publish_again(self) -> None:
+        """Announce what was committed a while ago and still waits: its announcement may have been lost."""
+        async with self._db.read() as conn:
+            rows = await claims.unpublished(conn, older_than_s=_UNPUBLISHED_S, limit=_UNPUBLISHED_MAX)
+        for row in rows:
+            subject, message_id, body = invocation_message(row)
+            await self._bus.client.publish(subject, body, headers={"Nats-Msg-Id": message_id})
+
+
+_VERSION = "the version is not understood"
+
+
+def _read(data: bytes) -> tuple[str, str]:
+    """Project and function; ValueError says what is wrong."""
+    try:
+        message = _decode(data)
+    except msgspec.ValidationError as error:
+        raw = msgspec.json.decode(data)
+        if isinstance(raw, dict) and raw.get("version") not in (VERSION, None):
+            raise ValueError(_VERSION) from error
+        raise
+    if message.version != VERSION:
+        raise ValueError(_VERSION)
+    return message.projectID or "prj_default", message.serverlessRequestID

@@ -1,0 +1,89 @@
+"""What sidecars report: workers that are ready, alive, or of no use, and handlers that were called.
+
+Only a report with its worker's proof counts, and none brings back a worker that is gone.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from nats.aio.msg import Msg
+
+from penstock.kit.db import Database
+from penstock.kit.telemetry import logger
+from penstock.serverless.model import Limits
+from penstock.serverless.service.dispatching import Dispatcher
+from penstock.serverless.service.proofs import Keys
+from penstock.serverless.service.results import discarded, security
+from penstock.serverless.service.wardens import Warden
+from penstock.serverless.store import commits, workers
+from penstock.wire.serverless import VERSION, MetricType, WorkerMetricMessage
+
+_log = logger(__name__)
+_decode = msgspec.json.Decoder(WorkerMetricMessage).decode
+_ALIVE: Final = frozenset({MetricType.REGISTERED, MetricType.HEARTBEAT})
+
+
+class Reports:
+    """Applies what the consumer of metrics brings."""
+
+    def __init__(self, db: Database, keys: Keys, warden: Warden, dispatcher: Dispatcher, limits: Limits) -> None:
+        self._db = db
+        self._keys = keys
+        self._warden = warden
+        self._dispatcher = dispatcher
+        self._limits = limits
+
+    async def take(self, messages: Sequence[Msg]) -> None:
+        """Apply and acknowledge."""
+        read = [report for message in messages if (report := _read(message)) is not None]
+        proved = await self._keys.proved(read)
+        if len(proved) < len(read):
+            security.labels("metric_proof").inc(len(read) - len(proved))
+        await self._apply(proved)
+        for message in messages:
+            await message.ack()
+
+    async def _apply(self, reports: Sequence[WorkerMetricMessage]) -> None:
+        await self._started([each for each in reports if each.eventType is MetricType.INVOCATION_STARTED])
+        heard = [each for each in reports if each.eventType in _ALIVE]
+        await self._alive(heard)
+        for each in reports:
+            if each.eventType is MetricType.UNHEALTHY:
+                await self._warden.unhealthy(each.workerName, each.error)
+        for each in {each.workerName: each for each in heard if each.eventType is MetricType.HEARTBEAT}.values():
+            await self._warden.compare(each)
+
+    async def _alive(self, heard: Sequence[WorkerMetricMessage]) -> None:
+        if not heard:
+            return
+        names = sorted({each.workerName for each in heard})
+        async with self._db.read() as conn:
+            functions = await workers.alive(conn, names, ready=names, lease_s=self._limits.lease_s)
+            if functions:
+                await workers.ready(conn, functions)
+                await workers.switch(conn, functions)
+        self._dispatcher.point(functions)
+
+    async def _started(self, reports: Sequence[WorkerMetricMessage]) -> None:
+        attempts = [
+            (each.workerNamespace, invocation_id, each.workerName, attempt)
+            for each in reports
+            for invocation_id, attempt in each.attempts
+        ]
+        if attempts:
+            async with self._db.read() as conn:
+                await commits.started(conn, attempts)
+
+
+def _read(message: Msg) -> WorkerMetricMessage | None:
+    try:
+        report = _decode(message.data)
+    except msgspec.DecodeError as error:
+        discarded.labels("metric", "invalid_metric").inc()
+        _log.info("metric_discarded", reason="invalid_metric", error=str(error))
+        return None
+    if report.version != VERSION:
+        discarded.labels("metric", "unsupported_version").inc()
+        return None
+    return report

@@ -1,0 +1,1 @@
+"""All SQL of functions; private to the domain."""

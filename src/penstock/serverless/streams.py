@@ -1,0 +1,148 @@
+"""The streams of functions and their durable consumers.
+
+WORK carries attempts to do, and refuses what it has no room for: whoever is refused keeps it in Postgres. OUT carries
+what came of them, and drops the oldest: what is lost is found again by a lease. Both may vanish at any time; `ensure`
+makes them again. A worker's consumer is made by an activator, before the worker can connect, and by nobody else.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import NotFoundError
+
+from penstock.kit.bus import Bus
+from penstock.kit.db import Database
+from penstock.serverless.store import workers
+from penstock.wire import subjects
+
+WORK: Final = "WORK"
+OUT: Final = "OUT"
+ACTIVATOR: Final = "activator"
+RESULTS: Final = "results"
+METRICS: Final = "metrics"
+OUTPUTS: Final = "outputs"
+
+ACK_WAIT_S: Final = 30.0
+DELIVERIES_MAX: Final = 5
+_HOUR_S: Final = 3600
+_GIB: Final = 1 << 30
+#: A payload or body in line, in JSON and with all that goes with it.
+MESSAGE_BYTES_MAX: Final = 4 << 20
+#: Enough that a burst is not refused; what is, waits in Postgres.
+_PER_SUBJECT_MAX: Final = 100_000
+#: Beyond a worker's slots: the next attempt does not wait for the acknowledgement of the one whose slot it takes.
+_SPARE_SLOTS: Final = 4
+_IN_FLIGHT_MAX: Final = 20_000
+
+STREAMS: Final = (
+    StreamConfig(
+        name=WORK,
+        subjects=[subjects.INVOKES, subjects.DISPATCHES],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_msgs_per_subject=_PER_SUBJECT_MAX,
+        discard_new_per_subject=True,
+        max_bytes=4 * _GIB,
+        max_msg_size=MESSAGE_BYTES_MAX,
+        max_age=_HOUR_S,
+        duplicate_window=120,
+        deny_delete=True,
+        deny_purge=True,
+        allow_direct=False,
+    ),
+    StreamConfig(
+        name=OUT,
+        subjects=[subjects.RESULTS, subjects.METRICS, subjects.OUTPUTS, subjects.DEAD_LETTERS],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=_PER_SUBJECT_MAX,
+        max_bytes=4 * _GIB,
+        max_msg_size=MESSAGE_BYTES_MAX,
+        max_age=_HOUR_S,
+        duplicate_window=120,
+        deny_delete=True,
+        deny_purge=True,
+        allow_direct=False,
+    ),
+)
+
+
+def _consumer(name: str, filter_subject: str, *, in_flight_max: int) -> ConsumerConfig:
+    """No back-off: it would silently replace the time to acknowledge."""
+    return ConsumerConfig(
+        durable_name=name,
+        filter_subject=filter_subject,
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=ACK_WAIT_S,
+        max_deliver=DELIVERIES_MAX,
+        max_ack_pending=in_flight_max,
+    )
+
+
+_CONSUMERS: Final = (
+    (WORK, _consumer(ACTIVATOR, subjects.INVOKES, in_flight_max=_IN_FLIGHT_MAX)),
+    (OUT, _consumer(RESULTS, subjects.RESULTS, in_flight_max=_IN_FLIGHT_MAX)),
+    (OUT, _consumer(METRICS, subjects.METRICS, in_flight_max=_IN_FLIGHT_MAX)),
+    (OUT, _consumer(OUTPUTS, subjects.OUTPUTS, in_flight_max=_IN_FLIGHT_MAX)),
+)
+
+
+async def ensure(bus: Bus) -> None:
+    """Both streams and the activators' consumers, whatever is there of them."""
+    for stream in STREAMS:
+        await bus.ensure_stream(stream)
+    for stream, consumer in _CONSUMERS:
+        await bus.js.add_consumer(stream, consumer)
+
+
+async def ensure_worker(bus: Bus, *, request: str, worker: str, slots: int) -> None:
+    """The consumer that brings one worker its attempts. The server drops it when nobody pulled from it for an hour."""
+    consumer = _consumer(worker, subjects.dispatch(request, worker), in_flight_max=slots + _SPARE_SLOTS)
+    await bus.js.add_consumer(WORK, consumer, inactive_threshold=_HOUR_S)
+
+
+async def forget_worker(bus: Bus, worker: str) -> None:
+    """Nothing reaches the worker any more; what was on its way ages out. None there is fine."""
+    try:
+        await bus.js.delete_consumer(WORK, worker)
+    except NotFoundError:
+        return
+
+
+class Exhausted(msgspec.Struct, frozen=True):
+    """A message that was delivered as often as it may be, and that nobody acknowledged. It stays in its stream."""
+
+    stream: str
+    consumer: str
+    stream_seq: int
+    deliveries: int
+
+
+async def on_exhausted(bus: Bus, handle: Callable[[Exhausted], Awaitable[None]], *, queue: str = "activators") -> None:
+    """Call `handle` for each such message of WORK and OUT, in one of the processes that share `queue`. A hint: told
+    once, and to nobody when nobody listens."""
+    decode = msgspec.json.Decoder(Exhausted).decode
+
+    async def told(_: str, payload: bytes) -> None:
+        advisory = decode(payload)
+        if advisory.stream in (WORK, OUT):
+            await handle(advisory)
+
+    await bus.on_hint(subjects.MAX_DELIVERIES, told, queue=queue)
+
+
+async def keep(bus: Bus, database: Database) -> None:
+    """Make whatever is missing, the consumers of living workers too: the server may have lost its store."""
+    await ensure(bus)
+    async with database.read() as conn:
+        living = await workers.living_consumers(conn)
+    if not living:
+        return
+    there = {info.name for info in await bus.js.consumers_info(WORK)}
+    for each in living:
+        if each.worker not in there:
+            await ensure_worker(bus, request=each.request, worker=each.worker, slots=each.slots)
