@@ -60,7 +60,7 @@ contract: install-dev ## Write docs/api and the diagrams anew from the code
 soak: install-dev ## Run the long fault tests
 	@$(BIN)/python -m pytest -m soak --timeout 7200 tests
 
-bench: install-dev ## Measure; NAME=allocate|handoff|relay|api|tunnel|placement|nodes|accrual|ledger, or all
+bench: install-dev ## Measure; NAME=allocate|handoff|relay|api|tunnel|placement|nodes|accrual|ledger|invoke|coldstart, or all
 	@$(BIN)/python -m bench $(NAME)
 
 lock: $(UV) ## Resolve the dependencies again

@@ -6,7 +6,19 @@ import sys
 
 import uvloop
 
-NAMES = ("relay", "api", "tunnel", "allocate", "placement", "nodes", "handoff", "accrual", "ledger")
+NAMES = (
+    "relay",
+    "api",
+    "tunnel",
+    "allocate",
+    "placement",
+    "nodes",
+    "handoff",
+    "accrual",
+    "ledger",
+    "invoke",
+    "coldstart",
+)
 
 
 async def _run(names: list[str]) -> bool:

@@ -22,7 +22,9 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Whether the bar is met."""
+        """Whether the bar is met; what has none is only told."""
+        if self.bar < 0:
+            return True
         return self.ratio >= self.bar if self.at_least else self.ratio <= self.bar
 
     def line(self) -> str:
@@ -34,7 +36,7 @@ class Figure:
                 "unit": self.unit,
                 "reference": round(self.reference, 3),
                 "ratio": round(self.ratio, 3),
-                "bar": f"{'>=' if self.at_least else '<='} {self.bar}",
+                "bar": f"{'>=' if self.at_least else '<='} {self.bar}" if self.bar >= 0 else "none",
                 "holds": self.holds,
             }
         )
@@ -58,6 +60,11 @@ def bound(name: str, value: float, unit: str, limit: float) -> Figure:
 def none(name: str, value: int, unit: str) -> Figure:
     """A count that must be zero."""
     return Figure(name, value, unit, 0, 0.0, at_least=False, ratio=float(value))
+
+
+def fact(name: str, value: float, unit: str) -> Figure:
+    """Something to know, without a bar."""
+    return Figure(name, value, unit, value, -1.0, at_least=True, ratio=1.0)
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

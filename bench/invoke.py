@@ -1,0 +1,239 @@
+"""A warm sync invocation end to end, against a bare chain of the same steps and against those who do the same; then a
+long queue, and a flood by one project beside a quiet one."""
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import asyncpg
+
+from bench import peers
+from bench.chain import Chain
+from bench.figures import Figure, bound, fact, latency, median_of_three, percentile, rate
+from bench.peers import http_load
+from bench.stack import Stack, running
+from penstock import AsyncClient
+from penstock.embedded.child import free_port
+
+_SLOTS = 32
+_QUEUE = 100_000
+_QUEUE_AT_ONCE = 64
+_MEMORY_MAX = 512 << 20
+_QUIET = 400
+_FLOOD = 200
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+async def run() -> list[Figure]:
+    """All figures; the peers first, while nothing else runs."""
+    celery = await asyncio.to_thread(peers.run, "celery")
+    ray = await asyncio.to_thread(peers.run, "ray", str(free_port()))
+    bento = await asyncio.to_thread(peers.run, "bentoml", str(free_port()))
+    with running() as stack:
+        async with AsyncClient(stack.api, stack.key) as client:
+            figures = await _warm(stack, client, celery)
+            figures += await _flood(stack, client)
+            figures += await _queue(stack, client)
+    for name, told in (("ray_serve", ray), ("bentoml", bento)):
+        for key, value in told.items():
+            figures.append(fact(f"invoke_{name}_{key}", value, "ms" if key == "p50_ms" else "per s"))
+    return figures
+
+
+async def deploy(client: AsyncClient, name: str, **definition: Any) -> None:
+    """A function that answers with what it is given, ready to be called."""
+    await client.functions.deploy(name, sku="g1.1", **definition)
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        if (await client.functions.get(name)).workers_ready:
+            return
+        await asyncio.sleep(0.05)
+    raise TimeoutError(f"{name} has no worker")
+
+
+async def _warm(stack: Stack, client: AsyncClient, celery: dict[str, float]) -> list[Figure]:
+    await deploy(client, "noop", concurrency=_SLOTS, workers_min=1, workers_max=1)
+    headers = {"Authorization": f"Bearer {stack.key}"}
+    before, began = _processor_s(stack), time.perf_counter()
+    count = await _done(stack)
+    ours = await http_load.measure(f"{stack.gateway}/f/noop", headers)
+    after, done = _processor_s(stack), await _done(stack) - count
+    _print_processors(before, after, done, time.perf_counter() - began)
+    chain = Chain(stack.setting("api", "PENSTOCK_DATABASE_URL"), stack.setting("api", "PENSTOCK_NATS_URL"))
+    async with chain:
+        bare_ms = await median_of_three(chain.single_ms)
+        bare = await median_of_three(chain.per_s)
+    figures = [
+        bound("invoke_warm_p50", ours["p50_ms"], "ms", 8.0),
+        fact("invoke_bare_chain_p50", bare_ms, "ms"),
+        rate("invoke_throughput_16_vs_chain", ours["per_s"], "per s", bare, 0.4),
+    ]
+    if celery:
+        figures.append(rate("invoke_throughput_16_vs_celery", ours["per_s"], "per s", celery["per_s"], 1.0))
+        figures.append(fact("invoke_celery_p50", celery["p50_ms"], "ms"))
+    cost = sum(after.get(name, 0) - before.get(name, 0) for name in after) / max(done, 1)
+    figures.append(fact("invoke_processor_ms", cost * 1000, "ms per invocation"))
+    return figures
+
+
+async def _done(stack: Stack) -> int:
+    conn = await asyncpg.connect(stack.setting("api", "PENSTOCK_DATABASE_URL"))
+    try:
+        return await conn.fetchval("select count(*) from serverless.invocations where finished_at is not null")
+    finally:
+        await conn.close()
+
+
+def _groups(stack: Stack) -> dict[str, list[int]]:
+    """The processes of the install by name; what they started counts as theirs, units as `unit`."""
+    status = json.loads((stack.data / "status.json").read_text())
+    named = {entry["pid"]: entry["name"] for entry in status["processes"]}
+    parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    groups: dict[str, list[int]] = {}
+    for pid in parents:
+        at, name = pid, None
+        while at and name is None:
+            name, at = named.get(at), parents.get(at, 0)
+        if name is not None:
+            groups.setdefault("unit" if name == "agent" and pid not in named else name, []).append(pid)
+    return groups
+
+
+def _parent(path: Path) -> int:
+    try:
+        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _processor_s(stack: Stack) -> dict[str, float]:
+    used: dict[str, float] = {}
+    for name, pids in _groups(stack).items():
+        for pid in pids:
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            used[name] = used.get(name, 0.0) + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return used
+
+
+def _print_processors(before: dict[str, float], after: dict[str, float], done: int, seconds: float) -> None:
+    print(f"# {done} invocations in {seconds:.1f} s; processor time of each, in ms per invocation:", file=sys.stderr)
+    for name in sorted(after, key=lambda name: before.get(name, 0) - after[name]):
+        print(f"#   {name:10} {(after[name] - before.get(name, 0)) / max(done, 1) * 1000:8.3f}", file=sys.stderr)
+
+
+@dataclass
+class Session:
+    """HTTP calls of one load."""
+
+    http: aiohttp.ClientSession
+    stack: Stack
+
+    async def call(self, name: str, payload: Any, *, project: str | None = None, mode: str = "sync") -> None:
+        headers = {"Authorization": f"Bearer {self.stack.key}"} | ({"Penstock-Project": project} if project else {})
+        url = f"{self.stack.gateway}/f/{name}?mode={mode}"
+        async with self.http.post(url, json=payload, headers=headers) as answer:
+            assert answer.status in (200, 202), await answer.text()
+            await answer.read()
+
+
+async def _flood(stack: Stack, client: AsyncClient) -> list[Figure]:
+    """A quiet project calls one at a time; then while another one's handlers sleep and its queue is long."""
+    other = await client.projects.create("flood")
+    sleeper = "import time\n\n\ndef nap(seconds: float) -> None:\n    time.sleep(seconds)\n"
+    async with AsyncClient(stack.api, stack.key, project=other.id) as noisy:
+        await deploy_code(noisy, "nap", sleeper, handler="main:nap", concurrency=4, workers_min=2, workers_max=4)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        session = Session(http, stack)
+        baseline = await _quiet_p99(session)
+        stop = asyncio.Event()
+
+        async def flood() -> None:
+            while not stop.is_set():
+                await session.call("nap", {"seconds": 0.05}, project=other.id, mode="async")
+                await asyncio.sleep(0.005)
+
+        for _ in range(_FLOOD):
+            await session.call("nap", {"seconds": 0.05}, project=other.id, mode="async")
+        load = asyncio.create_task(flood())
+        beside = await _quiet_p99(session)
+        stop.set()
+        await load
+    return [latency("invoke_quiet_p99_beside_a_flood", beside, "ms", baseline, 2.0)]
+
+
+async def deploy_code(client: AsyncClient, name: str, text: str, *, handler: str, **definition: Any) -> None:
+    """A function of one file."""
+    from penstock.sdk.functions.packing import pack_text
+
+    archive = pack_text("main.py", text)
+    await client.functions.upload(archive)
+    await deploy(client, name, code=archive.use, handler=handler, **definition)
+
+
+async def _quiet_p99(session: Session) -> float:
+    samples: list[float] = []
+    for _ in range(_QUIET):
+        began = time.perf_counter()
+        await session.call("noop", {})
+        samples.append((time.perf_counter() - began) * 1000)
+    return percentile(samples, 0.99)
+
+
+async def _queue(stack: Stack, client: AsyncClient) -> list[Figure]:
+    """A hundred thousand invocations that nobody takes: the function's workers cannot be made."""
+    await client.functions.deploy("parked", sku="g1.1", gpus=8, workers_max=1)
+    parts: list[float] = []
+    peak: dict[str, int] = {}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_QUEUE_AT_ONCE)) as http:
+        session = Session(http, stack)
+        for _ in range(10):
+            parts.append(await _enqueue(session, _QUEUE // 10))
+            for name, used in _memory(stack).items():
+                peak[name] = max(peak.get(name, 0), used)
+    for name, used in sorted(peak.items(), key=lambda item: -item[1]):
+        print(f"#   {name:10} {used >> 20:6} MB", file=sys.stderr)
+    ours = {name: used for name, used in peak.items() if name not in ("postgres", "temporal")}
+    largest = max(ours.values()) / _MEMORY_MAX
+    return [
+        rate("invoke_enqueue_last_tenth", parts[-1], "per s", parts[0], 0.75),
+        bound("invoke_queue_memory", largest * (_MEMORY_MAX >> 20), "MB", _MEMORY_MAX >> 20),
+        fact("invoke_enqueue_median", statistics.median(parts), "per s"),
+    ]
+
+
+async def _enqueue(session: Session, number: int) -> float:
+    left = number
+
+    async def work() -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await session.call("parked", {"n": left}, mode="async")
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(_QUEUE_AT_ONCE)))
+    return number / (time.perf_counter() - began)
+
+
+def _memory(stack: Stack) -> dict[str, int]:
+    """The largest resident size of one process of each name."""
+    sizes: dict[str, int] = {}
+    for name, pids in _groups(stack).items():
+        for pid in pids:
+            try:
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            sizes[name] = max(sizes.get(name, 0), pages * os.sysconf("SC_PAGE_SIZE"))
+    return sizes
