@@ -21,6 +21,8 @@ from penstock.fleet import model as fleet
 from penstock.kit import openapi
 from penstock.notices import model as notices
 from penstock.processes import api
+from penstock.serverless import model as serverless
+from penstock.serverless import routes as serverless_routes
 from penstock.wire import subjects
 from penstock.wire.catalogue import CATALOGUE
 from penstock.wire.events import Envelope
@@ -43,6 +45,7 @@ def rest_document() -> dict[str, Any]:
         handoffs=nothing,
         webhooks=nothing,
         payments=None,
+        functions=serverless_routes.Parts(**dict.fromkeys(serverless_routes.Parts.__dataclass_fields__, nothing)),
         bus=nothing,
     )
     settings = api.Settings(database_url="", nats_url="", pki_dir="", secrets_dir="", objects_url="")
@@ -118,6 +121,7 @@ def generated() -> dict[Path, str]:
             "The life of a refund", payments.REFUND_MOVES, payments.REFUND_INITIAL, payments.REFUND_FINAL
         ),
         docs / "diagrams" / "node.md": diagram("The life of a node", fleet.MOVES, fleet.NodeState.PENDING, fleet.FINAL),
+        docs / "diagrams" / "invocation.md": diagram(*serverless.diagram_parts()),
         docs / "diagrams" / "webhook.md": diagram(
             "The life of a webhook", notices.MOVES, notices.WebhookState.ACTIVE, notices.FINAL
         ),

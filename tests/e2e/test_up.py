@@ -63,7 +63,8 @@ def test_status_names_every_process_and_where_people_connect(stack: Cloud) -> No
     assert status["api"] == f"http://127.0.0.1:{stack.ports[0]}"
     assert status["gateway"] == f"http://127.0.0.1:{stack.ports[1]}"
     names = {entry["name"] for entry in status["processes"]}
-    assert names == {"postgres", "nats", "temporal", "relay", "worker", "biller", "api", "gateway", "agent"}
+    control = {"relay", "worker", "biller", "activator", "api", "gateway"}
+    assert names == {"postgres", "nats", "temporal", *control, "agent", "sidecar"}
     assert all(Path(f"/proc/{entry['pid']}").exists() for entry in status["processes"])
 
 

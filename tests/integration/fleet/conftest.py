@@ -122,7 +122,9 @@ class Vault:
         self.kept: dict[str, bytes] = {}
         self.asked: list[tuple[str, str, list[str]]] = []
 
-    async def values(self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef]) -> dict[str, bytes]:
+    async def values(
+        self, tx: Tx, *, node_id: str, allocation_id: str, refs: Sequence[SecretRef], serves: bool
+    ) -> dict[str, bytes]:
         """What the test put there."""
         self.asked.append((node_id, allocation_id, [f"{ref.name}/{ref.version}" for ref in refs]))
         return {ref.name: self.kept[ref.name] for ref in refs}

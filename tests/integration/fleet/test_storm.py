@@ -118,6 +118,7 @@ async def gateway_process(
         "PENSTOCK_NATS_URL": servers.nats_url,
         "PENSTOCK_PKI_DIR": str(folder),
         "PENSTOCK_SECRETS_DIR": str(tmp_path / "secrets"),
+        "PENSTOCK_OBJECTS_URL": (tmp_path / "objects").as_uri(),
         "PENSTOCK_GATEWAY_LINK_PORT": str(port),
         "PENSTOCK_GATEWAY_OPS_PORT": "0",
         "PENSTOCK_GATEWAY_HEARTBEAT_S": "1",

@@ -169,6 +169,7 @@ class World:
             "nats_url": self.nats_url,
             "pki_dir": str(self.folder),
             "secrets_dir": str(self.folder / "secrets"),
+            "objects_url": (self.folder / "objects").absolute().as_uri(),
             "port": free_port(),
             "link_port": free_port(),
             "ops_port": 0,
