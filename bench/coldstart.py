@@ -11,6 +11,7 @@ from bench.figures import Figure, bound, fact
 from bench.stack import Stack, running
 from bench.zygote import bare_handoff_s
 from penstock import AsyncClient
+from penstock.wire.rest import FunctionPut
 
 _SAMPLES = 15
 _FLOOR = 4
@@ -23,7 +24,7 @@ async def run() -> list[Figure]:
     with running(simulated_gpus=32) as stack:
         async with AsyncClient(stack.api, stack.key) as client:
             without = await _median_ms(stack, client, "without")
-            await client.stock.set("g1.1", floor=_FLOOR)
+            await client.stock.put("g1.1", floor=_FLOOR)
             warm = await _median_ms(stack, client, "stock", stocked=True)
     return [
         bound("coldstart_with_stock_p50", warm, "ms", 100.0),
@@ -43,7 +44,7 @@ async def _median_ms(stack: Stack, client: AsyncClient, name: str, *, stocked: b
 
 
 async def _one_ms(stack: Stack, client: AsyncClient, http: aiohttp.ClientSession, name: str) -> float:
-    await client.functions.deploy(name, sku="g1.1")
+    await client.functions.put(name, FunctionPut(sku="g1.1"))
     await asyncio.sleep(0.3)
     began = time.perf_counter()
     headers = {"Authorization": f"Bearer {stack.key}"}

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from bench.peers import http_load
 from bench.stack import Stack, running
 from penstock import AsyncClient
 from penstock.embedded.child import free_port
+from penstock.sdk.packing import pack
+from penstock.wire.rest import CodeUse, FunctionPut
 
 _SLOTS = 32
 _QUEUE = 100_000
@@ -28,6 +31,7 @@ _QUEUE_AT_ONCE = 64
 _MEMORY_MAX = 512 << 20
 _QUIET = 400
 _FLOOD = 200
+_SLEEPER = "import time\n\n\ndef nap(seconds: float) -> None:\n    time.sleep(seconds)\n"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,7 +53,7 @@ async def run() -> list[Figure]:
 
 async def deploy(client: AsyncClient, name: str, **definition: Any) -> None:
     """A function that answers with what it is given, ready to be called."""
-    await client.functions.deploy(name, sku="g1.1", **definition)
+    await client.functions.put(name, FunctionPut(sku="g1.1", **definition))
     ends = time.monotonic() + 60
     while time.monotonic() < ends:
         if (await client.functions.get(name)).workers_ready:
@@ -149,9 +153,8 @@ class Session:
 async def _flood(stack: Stack, client: AsyncClient) -> list[Figure]:
     """A quiet project calls one at a time; then while another one's handlers sleep and its queue is long."""
     other = await client.projects.create("flood")
-    sleeper = "import time\n\n\ndef nap(seconds: float) -> None:\n    time.sleep(seconds)\n"
     async with AsyncClient(stack.api, stack.key, project=other.id) as noisy:
-        await deploy_code(noisy, "nap", sleeper, handler="main:nap", concurrency=4, workers_min=2, workers_max=4)
+        await deploy_code(noisy, "nap", _SLEEPER, handler="main:nap", concurrency=4, workers_min=2, workers_max=4)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
         session = Session(http, stack)
@@ -174,11 +177,13 @@ async def _flood(stack: Stack, client: AsyncClient) -> list[Figure]:
 
 async def deploy_code(client: AsyncClient, name: str, text: str, *, handler: str, **definition: Any) -> None:
     """A function of one file."""
-    from penstock.sdk.functions.packing import pack_text
-
-    archive = pack_text("main.py", text)
-    await client.functions.upload(archive)
-    await deploy(client, name, code=archive.use, handler=handler, **definition)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "main.py").write_text(text)
+        archive = pack(Path(folder))
+    key = f"functions/bench/{archive.sha256}.tar.gz"
+    await client.objects.put(key, archive.content)
+    code = CodeUse(object=key, sha256=archive.sha256, bytes=len(archive.content))
+    await deploy(client, name, code=code, handler=handler, **definition)
 
 
 async def _quiet_p99(session: Session) -> float:
@@ -191,8 +196,8 @@ async def _quiet_p99(session: Session) -> float:
 
 
 async def _queue(stack: Stack, client: AsyncClient) -> list[Figure]:
-    """A hundred thousand invocations that nobody takes: the function's workers cannot be made."""
-    await client.functions.deploy("parked", sku="g1.1", gpus=8, workers_max=1)
+    """A hundred thousand invocations behind one that takes for ever."""
+    await deploy_code(client, "parked", _SLEEPER, handler="main:nap", workers_min=1, workers_max=1, timeout_s=3600)
     parts: list[float] = []
     peak: dict[str, int] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_QUEUE_AT_ONCE)) as http:
@@ -219,7 +224,7 @@ async def _enqueue(session: Session, number: int) -> float:
         nonlocal left
         while left > 0:
             left -= 1
-            await session.call("parked", {"n": left}, mode="async")
+            await session.call("parked", {"seconds": 3600}, mode="async")
 
     began = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(_QUEUE_AT_ONCE)))

@@ -42,9 +42,11 @@ def run(name: str, *arguments: str) -> dict[str, Any]:
             check=True,
             timeout=_RUN_S,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"},
         )
     except (OSError, subprocess.SubprocessError) as error:
         print(f"# {name} was not measured: {error}", file=sys.stderr, flush=True)
         return {}
-    return json.loads(done.stdout.splitlines()[-1])
+    # Some write their logs there too.
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith(b"{")))

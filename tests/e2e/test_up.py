@@ -17,6 +17,7 @@ from conftest import Servers
 from e2e.cloud import SIMULATED_GPUS, Cloud, processes_of
 
 pytestmark = pytest.mark.timeout(300)
+CONTROL = ("relay", "worker", "biller", "activator", "api", "gateway")
 
 
 def eventually(check: Callable[[], object], *, within_s: float) -> None:
@@ -63,8 +64,7 @@ def test_status_names_every_process_and_where_people_connect(stack: Cloud) -> No
     assert status["api"] == f"http://127.0.0.1:{stack.ports[0]}"
     assert status["gateway"] == f"http://127.0.0.1:{stack.ports[1]}"
     names = {entry["name"] for entry in status["processes"]}
-    control = {"relay", "worker", "biller", "activator", "api", "gateway"}
-    assert names == {"postgres", "nats", "temporal", *control, "agent", "sidecar"}
+    assert names == {"postgres", "nats", "temporal", *CONTROL, "agent", "sidecar"}
     assert all(Path(f"/proc/{entry['pid']}").exists() for entry in status["processes"])
 
 
@@ -161,7 +161,7 @@ async def test_servers_named_by_the_environment_are_used_and_none_is_started(
     outside = Cloud(cloud.data, given, cloud.ports)
     outside.up()
     names = {entry["name"] for entry in outside.status()["processes"]}
-    assert names == {"relay", "worker", "biller", "api", "gateway", "agent"}
+    assert names == {*CONTROL, "agent", "sidecar"}
     assert not (outside.data / "postgres").exists()
     assert outside.json("alloc", "release", rent(outside), "--wait", timeout_s=90)["state"] == "released"
     outside.down()

@@ -51,7 +51,8 @@ FOLLOWS: Final = """owed as (
             failure_class, error, '', attempt, coalesce(payload, '')
         from {ended} where state = 'dead_lettered'
     )"""
-#: A lost attempt is made again at once; the handler's failures wait, longer each time.
+#: Rows are found by their primary key alone, hence the expression around the worker: its index would be as good to a
+#: planner that knows nothing of the table yet. A lost attempt is made again at once; the handler's failures wait, longer each time.
 _COMMIT: Final = f"""
     with given as materialized (
         select * from unnest({_ARRAYS}) as g ({_NAMES})
@@ -60,7 +61,7 @@ _COMMIT: Final = f"""
             v.retry_delay_s, g.token, g.worker_id, g.state, g.failure_class, g.error_type, g.lost
         from given g
         join serverless.invocations i on i.project_id = g.project_id and i.id = g.id and i.token = g.token
-            and i.worker_id = g.worker_id and i.finished_at is null
+            and i.worker_id || '' = g.worker_id and i.finished_at is null
         join serverless.versions v on v.function_id = i.function_id and v.number = i.version
         order by i.project_id, i.id for update of i
     ), decided as (
@@ -143,7 +144,7 @@ async def started(conn: Reader, attempts: Sequence[tuple[str, str, str, int]]) -
         """
         update serverless.invocations i set state = 'running', started_at = clock_timestamp()
         from unnest($1::text[], $2::text[], $3::text[], $4::int[]) as g (project_id, id, worker_id, attempt)
-        where i.project_id = g.project_id and i.id = g.id and i.worker_id = g.worker_id and i.attempt = g.attempt
+        where i.project_id = g.project_id and i.id = g.id and i.worker_id || '' = g.worker_id and i.attempt = g.attempt
             and i.state = 'dispatching' and not i.waiting
         """,
         *([each[n] for each in attempts] for n in range(4)),

@@ -110,7 +110,8 @@ async def find(conn: Reader, project_id: str, invocation_id: str) -> Invocation 
 async def waiting(conn: Reader, project_id: str, *, limit: int) -> int:
     """How many of the project's wait, counted up to `limit`."""
     return await conn.fetchval(
-        "select count(*) from (select 1 from serverless.invocations where project_id = $1 and waiting limit $2) as w",
+        "select count(*) from (select 1 from serverless.functions f join serverless.invocations i"
+        " on i.function_id = f.id and i.waiting where f.project_id = $1 limit $2) as w",
         project_id,
         limit,
     )

@@ -72,10 +72,18 @@ async def page(
     """Invocations without their results, newest first."""
     rows = await conn.fetch(
         f"""
-        select {_LISTED} from serverless.invocations
-        where project_id = $1 and ($2::text is null or function_name = $2) and ($3::text is null or state = $3)
-            and ($4::bigint is null or seq < $4)
-        order by seq desc limit $5
+        select * from (
+            select listed.* from serverless.functions f cross join lateral (
+                select {_LISTED} from serverless.invocations i
+                where i.function_id = f.id and ($3::text is null or i.state = $3) and ($4::bigint is null or i.seq < $4)
+                order by i.seq desc limit $5
+            ) as listed where f.project_id = $1 and ($2::text is null or f.name = $2)
+            union all (
+                select {_LISTED} from serverless.invocations
+                where project_id = $1 and function_id is null and ($2::text is null or function_name = $2)
+                    and ($3::text is null or state = $3) and ($4::bigint is null or seq < $4)
+                order by seq desc limit $5)
+        ) as found order by seq desc limit $5
         """,  # noqa: S608
         project_id,
         function_name,
