@@ -132,7 +132,7 @@ def kinds(stack: Cloud) -> Iterator[Cloud]:
     yield stack
     for each in stack.json("fn", "list")["items"]:
         if each["name"].startswith("kinds-"):
-            stack.ok("fn", "delete", each["name"], "--yes")
+            stack.ok("fn", "delete", each["name"])
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def hostile(stack: Cloud) -> Iterator[Cloud]:
     """The cloud with handlers that misbehave, on a SKU with little memory and disk."""
     stack.ok("fn", "deploy", str(APPS / "hostile.py"), timeout_s=120)
     yield stack
-    stack.ok("fn", "delete", "hostile-misbehave", "--yes")
+    stack.ok("fn", "delete", "hostile-misbehave")
 
 
 @pytest.mark.parametrize(
