@@ -233,7 +233,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed:
-    """What an ending did. `waiting`: another attempt will be made. `state` is the invocation's after it."""
+    """What an ending did. `waiting`: another attempt will be made. `state` is the invocation's after it. `more`: others
+    of its function wait for the slot that became free."""
 
     project_id: str
     id: str
@@ -253,6 +254,7 @@ class Committed:
     parent_id: str | None
     started_at: datetime | None
     finished_at: datetime | None
+    more: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from prometheus_client import Counter
 
 from penstock.kit.db import Database
+from penstock.serverless.model import Committed
 from penstock.serverless.service.scaling import Scaler
 from penstock.serverless.service.telling import Teller
 from penstock.serverless.store import claims
@@ -35,13 +36,21 @@ class Dispatcher:
         self._pointed: OrderedDict[str, int] = OrderedDict()
         self._heard: list[Msg] = []
         self._wake = asyncio.Event()
+        #: Functions that had something due and no slot for it, when they were last looked at.
+        self._short: set[str] = set()
+
+    def freed(self, rows: Iterable[Committed]) -> None:
+        """Slots became free: look at the functions that something waits for. What came while the last one was being
+        freed is not in its row, but its own round found no slot."""
+        self.point({row.function_id for row in rows if row.more or row.function_id in self._short})
 
     def point(self, function_ids: Iterable[str], heard: Iterable[Msg] = ()) -> None:
         """Look at these in the next round, and acknowledge after it what was heard of them."""
         for function_id in function_ids:
             self._pointed[function_id] = self._pointed.get(function_id, 0) + 1
         self._heard += heard
-        self._wake.set()
+        if self._pointed or self._heard:
+            self._wake.set()
 
     async def run(self) -> None:
         """Rounds for ever; a failure ends it, and whoever supervises begins again."""
@@ -70,16 +79,19 @@ class Dispatcher:
             claimed = await claims.claim(conn, function_ids, each_max=_EACH_MAX)
         await self._teller.dispatch(claimed)
         _dispatched.inc(len(claimed))
-        self._look_further(hints, [each.function_id for each in claimed])
+        await self._look_further(hints, [each.function_id for each in claimed])
 
-    def _look_further(self, hints: dict[str, int], claimed: Sequence[str]) -> None:
-        """Fewer than were hinted at: something may wait for a worker. As many as a round takes: there may be more."""
-        for function_id, hinted in hints.items():
-            given = claimed.count(function_id)
-            if given >= _EACH_MAX:
-                self.point([function_id])
-            elif given < hinted:
-                self._scaler.look(function_id)
+    async def _look_further(self, hints: dict[str, int], claimed: Sequence[str]) -> None:
+        """As many as a round takes: there may be more. Fewer than were hinted at: something may wait for a worker."""
+        self.point(function_id for function_id in hints if claimed.count(function_id) >= _EACH_MAX)
+        short = [function_id for function_id, hinted in hints.items() if claimed.count(function_id) < hinted]
+        if not short:
+            return
+        async with self._db.read() as conn:
+            due = await claims.due(conn, short)
+        self._short = self._short.difference(short).union(due)
+        for function_id in due:
+            self._scaler.look(function_id)
 
     async def sweep(self) -> None:
         """Point at everything that is due: what was parked, and what no hint came for."""

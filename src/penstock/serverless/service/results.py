@@ -90,7 +90,7 @@ class Results:
         for row in done:
             if row.waiting and told[f"{row.project_id}/{row.id}"].failureClass is FailureClass.WORKER_LOST:
                 await self._lost(row.worker_id, row.error)
-        self._dispatcher.point(dict.fromkeys(row.function_id for row in done))
+        self._dispatcher.freed(done)
         if len(done) < len(read):
             await self._explain(read, done)
 

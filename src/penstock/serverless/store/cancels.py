@@ -14,7 +14,9 @@ from penstock.kit.db import Reader
 from penstock.serverless.model import Committed
 from penstock.serverless.store.commits import FOLLOWS
 
-_RETURNED: Final = ", ".join(f"c.{name}" for name in Committed.__dataclass_fields__ if name != "worker_id")
+_RETURNED: Final = ", ".join(
+    f"c.{name}" for name in Committed.__dataclass_fields__ if name not in ("worker_id", "more")
+)
 _CANCEL: Final = f"""
     with open as materialized (
         select project_id, id, not waiting as flies, started_at from serverless.invocations

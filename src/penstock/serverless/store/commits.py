@@ -36,7 +36,7 @@ _GIVEN: Final = (
 )
 _NAMES: Final = ", ".join(name for name, _ in _GIVEN)
 _ARRAYS: Final = ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(_GIVEN, 1))
-_RETURNED: Final = ", ".join(Committed.__dataclass_fields__)
+_RETURNED: Final = ", ".join(name for name in Committed.__dataclass_fields__ if name != "more")
 #: What follows from an end, whoever brings it about: the callback that is owed, and the dead letter of what was given
 #: up.
 FOLLOWS: Final = """owed as (
@@ -52,7 +52,8 @@ FOLLOWS: Final = """owed as (
         from {ended} where state = 'dead_lettered'
     )"""
 #: Rows are found by their primary key alone, hence the expression around the worker: its index would be as good to a
-#: planner that knows nothing of the table yet. A lost attempt is made again at once; the handler's failures wait, longer each time.
+#: planner that knows nothing of the table yet. A lost attempt is made again at once; the handler's failures wait,
+#: longer each time.
 _COMMIT: Final = f"""
     with given as materialized (
         select * from unnest({_ARRAYS}) as g ({_NAMES})
@@ -105,7 +106,10 @@ _COMMIT: Final = f"""
         on conflict (function_id, key_id, minute) do update set
             invocations = s.invocations + excluded.invocations, duration_ms = s.duration_ms + excluded.duration_ms
     ), {FOLLOWS.format(ended="done")}
-    select {_RETURNED.replace("worker_id", "of_worker as worker_id")} from done
+    select {_RETURNED.replace("worker_id", "of_worker as worker_id")}, exists (
+        select 1 from serverless.invocations i
+        where i.function_id = done.function_id and i.waiting and i.due_at <= clock_timestamp()) as more
+    from done
 """  # noqa: S608
 
 

@@ -8,7 +8,9 @@ from penstock.kit.db import Reader
 from penstock.serverless.model import Committed
 from penstock.serverless.store.commits import FOLLOWS
 
-_RETURNED: Final = ", ".join(Committed.__dataclass_fields__).replace("worker_id", "'' as worker_id")
+_RETURNED: Final = ", ".join(name for name in Committed.__dataclass_fields__ if name != "more").replace(
+    "worker_id", "'' as worker_id"
+)
 #: Invocations that wait and match, at most so many; `$1` class, `$2` error, `$3` how many.
 _END: Final = """
     with old as (

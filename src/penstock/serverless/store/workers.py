@@ -11,7 +11,7 @@ from penstock.serverless.model import LOST_MAX, Committed, Worker
 from penstock.serverless.store.commits import FOLLOWS
 
 _FIELDS: Final = ", ".join(Worker.__dataclass_fields__)
-_ENDED: Final = ", ".join(Committed.__dataclass_fields__)
+_ENDED: Final = ", ".join(name for name in Committed.__dataclass_fields__ if name != "more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,9 @@ class Demand:
 
 
 async def demand(tx: Tx, function_id: str) -> Demand | None:
-    """Lock a function and count. What is due is counted no further than the workers it may have can take."""
+    """Lock a function and count. What is due is counted no further than the workers it may have can take. The lock is a
+    statement of its own: whoever waited for it must count what the one before has made."""
+    await tx.execute("select 1 from serverless.functions where id = $1 for update", function_id)
     row = await tx.fetchrow(
         """
         select f.id, f.project_id, f.organisation_id, f.name, f.created_by, f.created_kind, f.key_id,
@@ -65,7 +67,7 @@ async def demand(tx: Tx, function_id: str) -> Demand | None:
                 count(*) filter (where state = 'ready' and version = f.serving_version)::int as serving_ready
             from serverless.workers where function_id = f.id and state in ('starting', 'ready')
         ) as w
-        where f.id = $1 for update of f
+        where f.id = $1
         """,
         function_id,
     )
