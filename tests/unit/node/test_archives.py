@@ -126,7 +126,10 @@ def test_a_header_that_would_be_read_whole_is_bounded(tmp_path: Path) -> None:
     assert "a header has" in _refused(tmp_path, fill)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\3\4 no tar", gzip.compress(b"no tar", mtime=0), gzip.compress(bytes(1024))[:-9]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\3\4 no tar", gzip.compress(b"no tar", mtime=0), gzip.compress(bytes(1024), mtime=0)[:-9]],
+)
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(Failed) as failed:
