@@ -19,6 +19,8 @@ STATEMENTS = (
         gpus_reported int not null default 0,
         simulated boolean not null default false,
         production boolean not null default false,
+        -- A sidecar stands ready for units that serve.
+        serves_functions boolean not null default false,
         agent_version text not null default '',
         boot_id text not null default '',
         driver_version text not null default '',
@@ -238,7 +240,7 @@ STATEMENTS = (
     """
     create view fleet.placeable_slots as
     select s.id as slot_id, s.node_id, s.gpu_uuid, s.gpu_index, s.gpu_model, s.memory_bytes, s.simulated, s.numa_node,
-           s.kind, s.whole_uuid, s.profile, s.nvlink_domain, s.rack_id
+           s.kind, s.whole_uuid, s.profile, s.nvlink_domain, s.rack_id, n.serves_functions
       from fleet.slots s join fleet.nodes n on n.id = s.node_id
      where n.state = 'ready' and s.health = 'healthy'
     """,
@@ -246,7 +248,8 @@ STATEMENTS = (
     # are its `slots` less those of `unhealthy_slots` that are there.
     """
     create view fleet.placeable_racks as
-    select r.id as rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes, r.slots
+    select r.id as rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes, r.slots,
+           n.serves_functions
       from fleet.racks r join fleet.nodes n on n.id = r.node_id
      where n.state = 'ready' and r.slots > 0
     """,
@@ -258,7 +261,7 @@ STATEMENTS = (
     """
     create view fleet.unplaceable_slots as
     select s.id as slot_id, s.node_id, s.gpu_model, s.memory_bytes, s.kind, s.profile, s.whole_uuid,
-           n.state as node_state, s.health
+           n.state as node_state, s.health, n.serves_functions
       from fleet.slots s join fleet.nodes n on n.id = s.node_id
      where n.state in ('ready', 'cordoned', 'draining', 'unreachable') and s.health <> 'missing'
        and not (n.state = 'ready' and s.health = 'healthy')

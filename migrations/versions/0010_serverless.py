@@ -133,7 +133,7 @@ STATEMENTS = (
         error text not null default '',
         error_type text not null default '',
         traceback text not null default '',
-        progress jsonb,
+        progress text,
         primary key (project_id, id),
         check ((finished_at is null) = (state in ('queued', 'dispatching', 'running'))),
         check (not waiting or (worker_id is null and finished_at is null)),
@@ -153,7 +153,9 @@ STATEMENTS = (
     """,
     "create index invocations_unpublished on serverless.invocations (seq) where waiting and not published",
     # For the sweep of what is old; it costs the statements that end invocations nothing.
-    "create index invocations_finished on serverless.invocations using brin (finished_at)",
+    """
+    create index invocations_finished on serverless.invocations using brin (finished_at) with (autosummarize = on)
+    """,
     # What handlers said, in the order of attempt and seq.
     """
     create table serverless.outputs (

@@ -1,6 +1,7 @@
 """What must hold after any number of crashes, read from the truth and from the node itself."""
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Collection
 from contextlib import suppress
@@ -46,7 +47,9 @@ select (select sum(amount_microusd) from billing.usage) as used,
 
 def setting(cloud: Cloud, name: str) -> str:
     """A setting as the running api has it."""
-    environment = Path(f"/proc/{cloud.pid_of('api')}/environ").read_bytes().split(b"\0")
+    processes = json.loads((cloud.data / "status.json").read_text())["processes"]
+    pid = next(entry["pid"] for entry in processes if entry["name"] == "api")
+    environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return next(entry for entry in environment if entry.startswith(name.encode() + b"=")).decode().partition("=")[2]
 
 

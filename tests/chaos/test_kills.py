@@ -1,17 +1,15 @@
 """kill -9 of every kind of process while allocations come and go: nothing is lost, held twice or left behind."""
 
 import asyncio
-import json
 import os
 import random
-import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from chaos.faults import kill
 from chaos.invariants import (
     events_are_complete_and_in_order,
     every_second_is_charged_once,
@@ -25,7 +23,7 @@ from e2e.cloud import Cloud
 from penstock import AsyncClient
 from penstock.sdk.errors import SdkError
 
-KINDS = ("api", "gateway", "worker", "relay", "biller", "agent", "nats", "temporal", "postgres")
+KINDS = ("api", "gateway", "worker", "relay", "biller", "activator", "agent", "sidecar", "nats", "temporal", "postgres")
 TENANTS = 4
 _FROM_STOCK = "select count(*) from compute.allocations where stock_id is not null"
 
@@ -42,27 +40,6 @@ async def _come_and_go(client: AsyncClient, dice: random.Random, stop: asyncio.E
             cycles += 1
         await asyncio.sleep(dice.uniform(0, 0.2))
     return cycles
-
-
-def watched(cloud: Cloud) -> dict[str, Any]:
-    """What the supervisor last said of each process."""
-    status = json.loads((cloud.data / "status.json").read_text())
-    return {entry["name"]: entry for entry in status["processes"]}
-
-
-async def _kill(cloud: Cloud, kind: str) -> None:
-    """Kill the process that runs now, and see that another took its place."""
-    for _ in range(600):
-        before = watched(cloud)
-        if before[kind]["state"] == "ready" and before[kind]["pid"]:
-            break
-        await asyncio.sleep(0.1)
-    os.kill(before[kind]["pid"], signal.SIGKILL)
-    for _ in range(600):
-        if watched(cloud)[kind]["restarts"] > before[kind]["restarts"]:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"{kind} was not started again\n{cloud.logs()}")
 
 
 async def _release_all(client: AsyncClient) -> None:
@@ -103,7 +80,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
         for kind in order:
             await asyncio.sleep(dice.uniform(0, 1.0))
             seen += len(sandboxes(unit_folders(cloud)))
-            await _kill(cloud, kind)
+            await kill(cloud, kind)
         stop.set()
         cycles = sum(await asyncio.gather(*tenants))
         await _release_all(client)

@@ -22,9 +22,17 @@ app = group("alloc", "Rent GPUs and use them.")
 RELEASED: Final = frozenset({"released", "release_failed", "failed"})
 _WAIT_S: Final = 900.0
 
+
+def _purpose(item: Allocation) -> str:
+    """Workers say of which function: nobody made them by hand."""
+    function = item.labels.get("function") if item.purpose == "function_worker" else None
+    return f"{item.purpose} {function}" if function else item.purpose
+
+
 COLUMNS: list[Column[Allocation]] = [
     Column("id", lambda item: item.id),
     Column("name", lambda item: item.name),
+    Column("purpose", _purpose),
     Column("state", lambda item: item.state),
     Column("sku", lambda item: item.sku),
     Column("gpus", lambda item: f"{item.gpus}{' (simulated)' if item.simulated else ''}"),
@@ -34,7 +42,6 @@ COLUMNS: list[Column[Allocation]] = [
 ]
 DETAIL_COLUMNS: list[Column[Allocation]] = [
     *COLUMNS,
-    Column("purpose", lambda item: item.purpose),
     Column("image", lambda item: item.image),
     Column("runtime", lambda item: item.runtime[:12]),
     Column("labels", lambda item: item.labels),

@@ -92,7 +92,7 @@ def _payload(text: str | None) -> bytes:
         return b"null"
     content = _read(text[1:]) if text.startswith("@") else text.encode(errors="surrogateescape")
     if len(content) > _PAYLOAD_BYTES_MAX:
-        raise CliError(f"--payload has {len(content)} bytes, the most is {_PAYLOAD_BYTES_MAX}", field="--payload")
+        raise CliError(f"--payload has more than {_PAYLOAD_BYTES_MAX} bytes", field="--payload")
     try:
         json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -113,7 +113,10 @@ def _read(name: str) -> bytes:
 def _print(session: Session, answer: "Answer") -> None:
     if answer.state != "succeeded":
         raise _failed(answer.invocation_id, answer.state, answer.error_type, answer.error, answer.traceback)
-    body = answer.body
+    _print_body(session, answer.body)
+
+
+def _print_body(session: Session, body: Any) -> None:
     if isinstance(body, bytes):
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
@@ -125,19 +128,36 @@ def _print(session: Session, answer: "Answer") -> None:
 
 def _failed(invocation_id: str, state: str, error_type: str, error: str, traceback: str) -> CliError:
     """The handler's own words first, on lines of their own."""
-    for line in traceback.splitlines():
+    first, _, rest = error.partition("\n")
+    for line in (*rest.splitlines(), *traceback.splitlines()):
         notice(line)
-    what = f"{error_type}: {error}" if error_type else error
+    what = f"{error_type}: {first}" if error_type else first
     return CliError(f"{invocation_id} {state}" + (f": {what}" if what else ""), code=state, exit_code=SERVER)
 
 
 def _follow(session: Session, client: "Client", invocation_id: str) -> None:
+    streamed = False
     for said in client.invocations.follow(invocation_id):
-        if isinstance(said, Invocation):
-            if said.state != "succeeded":
-                raise _failed(said.id, said.state, said.error_type, said.error, said.traceback)
-            return
-        _print_said(session, said)
+        if isinstance(said, OutputLine):
+            streamed = streamed or said.kind == "chunk"
+            _print_said(session, said)
+        elif said.state != "succeeded":
+            raise _failed(said.id, said.state, said.error_type, said.error, said.traceback)
+        elif not streamed:
+            _print_returned(session, client, invocation_id)
+
+
+def _print_returned(session: Session, client: "Client", invocation_id: str) -> None:
+    """The result of a handler that yields nothing."""
+    from penstock.sdk.functions.values import decode_result
+
+    found = client.invocations.get(invocation_id)
+    if found.result is None:
+        _print_body(session, decode_result(found.content_type, found.body, found.encoding))
+        return
+    for chunk in client.invocations.result(invocation_id):
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.flush()
 
 
 def _print_said(session: Session, said: OutputLine) -> None:
@@ -157,20 +177,23 @@ def logs(
     name: Name,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Print what is said from now on.")] = False,
     invocation: Annotated[str | None, typer.Option(help="Only of this invocation.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many lines at most.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="How many lines at most, the last ones.")] = 1000,
 ) -> None:
-    """Show what a function's handlers print."""
+    """Show what a function's handlers printed last, oldest first."""
     with session.client() as client:
         if follow:
             said = client.invocations.follow(invocation) if invocation else client.functions.follow(name)
             for line in said:
                 if isinstance(line, OutputLine):
                     print_line(session, line)
-        elif session.output.format is Format.TABLE:
-            for line in client.functions.logs(name, invocation=invocation, limit=limit):
-                print_line(session, line)
-        else:
-            session.output.items(client.functions.logs(name, invocation=invocation, limit=limit), LINE_COLUMNS)
+            return
+        last = list(client.functions.logs(name, invocation=invocation, newest_first=True, limit=limit))
+    last.reverse()
+    if session.output.format is Format.TABLE:
+        for line in last:
+            print_line(session, line)
+    else:
+        session.output.items(last, LINE_COLUMNS)
 
 
 def print_line(session: Session, line: OutputLine) -> None:

@@ -88,7 +88,7 @@ INVOCATION_COLUMNS: list[Column[Invocation]] = [
     Column("attempts", lambda item: item.attempts),
     Column("milliseconds", lambda item: item.duration_ms),
     Column("created", lambda item: item.created_at),
-    Column("error", lambda item: item.error or item.waiting_for, chars_max=INVOCATION_SHOWN),
+    Column("reason", lambda item: item.error or item.waiting_for, chars_max=INVOCATION_SHOWN),
 ]
 LETTER_COLUMNS: list[Column[DeadLetter]] = [
     Column("id", lambda item: item.id),
@@ -106,7 +106,7 @@ Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
 command(app, "deploy", example="penstock fn deploy images.py")(serving.deploy)
 command(app, "serve", example="penstock fn serve images.py")(serving.serve)
-command(app, "invoke", example="penstock fn invoke images-resize --data '{\"width\": 64}'")(calling.invoke)
+command(app, "invoke", example="penstock fn invoke images-resize -d '{\"width\": 64}'")(calling.invoke)
 
 
 @command(app, "list", example="penstock fn list")

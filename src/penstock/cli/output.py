@@ -42,9 +42,10 @@ class Column(Generic[T]):
     def brief(self, item: T) -> object:
         """The value for a table of many."""
         value = self.read(item)
-        if self.chars_max is None or not isinstance(value, str) or len(value) <= self.chars_max:
+        if self.chars_max is None or not isinstance(value, str):
             return value
-        return value[: self.chars_max - 1].rstrip() + "…"
+        line = value.partition("\n")[0][: self.chars_max]
+        return value if line == value else line[: self.chars_max - 1].rstrip() + "…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +131,15 @@ class Output:
 
 
 def _lines(title: str, value: object) -> list[list[object]]:
-    """A value beside its title: nothing for none, and a long list on lines of its own."""
+    """A value beside its title: nothing for none, a long list and a text of many lines on lines of their own."""
     if value in (None, "", [], {}):
         return []
-    if isinstance(value, list) and len(cell(value)) > _LIST_CHARS_MAX:
-        entries: list[object] = value
-        return [["" if number else title, entry] for number, entry in enumerate(entries)]
-    return [[title, value]]
+    entries: list[object] = [value]
+    if isinstance(value, str):
+        entries = [*value.splitlines()]
+    elif isinstance(value, list) and len(cell(value)) > _LIST_CHARS_MAX:
+        entries = value
+    return [["" if number else title, entry] for number, entry in enumerate(entries)]
 
 
 def notice(text: str) -> None:

@@ -1,5 +1,6 @@
 """Deploys files of functions: for good, or while one works on them."""
 
+import signal
 import threading
 import time
 import traceback
@@ -71,7 +72,8 @@ def _serving(client: "Client", function: Function, until: float, report: Report)
             why = f": {function.waiting_for}" if function.waiting_for else ""
             message = f"version {function.current_version} of {function.name} does not serve yet{why}"
             raise CliError(message, code="wait_timeout", exit_code=SERVER)
-        report(f"{function.name} version {function.current_version}: {function.waiting_for or 'starting'}")
+        why = function.waiting_for.partition("\n")[0] or "starting"
+        report(f"{function.name} version {function.current_version}: {why}")
         time.sleep(_POLL_S)
         function = client.functions.get(function.name)
     report(f"{function.name} version {function.current_version} serves")
@@ -81,14 +83,19 @@ def _serving(client: "Client", function: Function, until: float, report: Report)
 def serve(session: Session, file: File) -> None:
     """Deploy under names that end in -dev, again whenever a file changes, and show what is printed. Ctrl-C deletes
     them."""
+    from penstock.sdk.deploying import stamps
     from penstock.sdk.errors import SdkError
 
     source = _read(file)
+    seen = stamps(source.root)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        # A closed terminal must not leave functions behind that hold GPUs.
+        signal.signal(ending, signal.default_int_handler)
     with session.client() as client:
         names = _put(client, source)
         _show_logs(session, names)
         try:
-            _watch(client, file, source)
+            _watch(client, file, source.root, seen)
         except KeyboardInterrupt:
             notice("")
         finally:
@@ -109,14 +116,14 @@ def _put(client: "Client", source: "Source") -> list[str]:
     return [each.name for each in done]
 
 
-def _watch(client: "Client", file: Path, source: "Source") -> None:
+def _watch(client: "Client", file: Path, root: Path, seen: object) -> None:
+    """Deploy again whenever the files are not those that were deployed last, also if they changed meanwhile."""
     from penstock.sdk.deploying import stamps
     from penstock.sdk.errors import SdkError
 
-    seen = stamps(source.root)
     while True:
         time.sleep(_WATCH_S)
-        now = stamps(source.root)
+        now = stamps(root)
         if now == seen:
             continue
         seen = now

@@ -261,6 +261,11 @@ class Draft:
     correlation_id: str
     serving: Serving | None = None
 
+    @property
+    def serves(self) -> bool:
+        """Whether only a node that serves functions will do."""
+        return self.purpose is Purpose.FUNCTION_WORKER
+
     def payload(self, *, state: State, reason: str, node_id: str | None) -> dict[str, Any]:
         """What facts about it carry."""
         return {

@@ -27,9 +27,9 @@ class Units:
             return None
         return UnitAddress(node_id=found.node_id, unit_id=found.unit_id, state=found.state)
 
-    async def living(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
-        """Those of these that run or will run, with what their rows say about that."""
-        return await allocations.living(conn, allocation_ids)
+    async def over(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
+        """Those of these that neither run nor will run, with what their rows say about that."""
+        return await allocations.over(conn, allocation_ids)
 
     async def node(self, conn: Reader, allocation_id: str) -> str | None:
         """Where the unit is or will be, while the allocation lives."""

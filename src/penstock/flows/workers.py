@@ -49,9 +49,9 @@ class Workers:
         """Give it back."""
         await self.release_allocation.by_system(tx, _ACTOR, allocation_id, reason)
 
-    async def living(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
-        """Those that run or will run."""
-        return await self.units.living(conn, allocation_ids)
+    async def over(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
+        """Those that neither run nor will run, and why."""
+        return await self.units.over(conn, allocation_ids)
 
 
 def _caller(order: Order) -> Caller:

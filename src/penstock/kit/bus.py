@@ -175,22 +175,22 @@ async def connect(
 
     client = _Client()
     bus = Bus(client)
-    await client.connect(
-        url,
-        name=name,
-        user=user,
-        password=password,
-        inbox_prefix=inbox_prefix,
-        allow_reconnect=True,
-        max_reconnect_attempts=-1,
-        reconnect_time_wait=again_s,  # pyright: ignore[reportArgumentType]  (a fraction is fine)
-        connect_timeout=4,
-        ping_interval=10,
-        error_cb=on_error,
-        disconnected_cb=bus.disconnected,
-        reconnected_cb=bus.reconnected,
-    )
     try:
+        await client.connect(
+            url,
+            name=name,
+            user=user,
+            password=password,
+            inbox_prefix=inbox_prefix,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=again_s,  # pyright: ignore[reportArgumentType]  (a fraction is fine)
+            connect_timeout=4,
+            ping_interval=10,
+            error_cb=on_error,
+            disconnected_cb=bus.disconnected,
+            reconnected_cb=bus.reconnected,
+        )
         yield bus
     finally:
         await _close(client)

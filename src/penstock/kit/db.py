@@ -26,6 +26,8 @@ _AWAY: Final = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
+    # Its last words came while nobody asked: the library sees the end of the connection only after them.
+    asyncpg.InternalClientError,
 )
 
 
@@ -151,7 +153,7 @@ class Database:
 
     async def _release(self, conn: Connection) -> None:
         """To the pool, which closes what it cannot clean; the failure that brought it there is told already."""
-        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
             await self._pool.release(conn, timeout=_CLEAN_S)
 
     def _make_room(self) -> None:

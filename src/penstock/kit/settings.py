@@ -48,6 +48,7 @@ SHARED: Final = frozenset(
         "trusted_proxies",
         "allowed_origins",
         "heartbeat_s",
+        "waiting_max_per_project",
     }
 )
 FILE_BYTES_MAX: Final = 1 << 20

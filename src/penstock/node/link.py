@@ -132,6 +132,7 @@ class Link:
         submit: Callable[[SignedTask], None],
         version: str,
         production: bool,
+        serves_functions: bool = False,
         health: Health | None = None,
         secrets: Secrets | None = None,
     ) -> None:
@@ -147,6 +148,7 @@ class Link:
         self._submit = submit
         self._version = version
         self._production = production
+        self._serves_functions = serves_functions
         self._again = asyncio.Event()
         self.crowd = Crowd()
         self._pace = Pace(self.crowd)
@@ -205,6 +207,7 @@ class Link:
             boot_id=procfs.boot_id(),
             inventory=await asyncio.to_thread(self._inventory.listing),
             production=self._production,
+            serves_functions=self._serves_functions,
         )
         await _send(socket, hello)
         welcome = await _receive(socket)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from penstock.kit.clock import utc_now
 from penstock.node import cgroups, procfs
 from penstock.node.control import Control, Ending, tcp_connection
 from penstock.node.egress import Proxy
@@ -127,12 +128,15 @@ class Unit:
             self.proxy.close()
             self.proxy = None
 
-    def kill(self, reason: str) -> None:
-        """End its own command, and with that everything in it; if init does not see to it, init itself."""
+    def kill(self, reason: str) -> LogLine:
+        """End its own command, and with that everything in it; if init does not see to it, init itself. The line tells
+        its tenant why."""
         self.doomed = reason
         if self.control is not None:
             self.control.kill("main", signal.SIGKILL)
         asyncio.get_running_loop().call_later(_KILL_S, self._kill_init)
+        text = f"the unit was ended: {reason}"
+        return LogLine(unit_id=self.record.unit_id, stream="penstock", at=utc_now(), text=text)
 
     def _kill_init(self) -> None:
         if self.record.state is UnitState.RUNNING:

@@ -374,7 +374,7 @@ class Units:
         unit = self._units.get(unit_id)
         if unit is not None and unit.record.state is UnitState.RUNNING:
             _log.warning("unit_killed", unit_id=unit_id, reason=reason)
-            unit.kill(reason)
+            self._logs.put(unit.kill(reason))
 
     def _lost(self, unit: Unit) -> None:
         """Init hung up: it has ended, which its watcher sees, or it is broken, and then the unit is of no use."""

@@ -29,8 +29,10 @@ from penstock.flows.workers import Workers
 from penstock.kit import bus, db, process, settings
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
+from penstock.kit.errors import Unavailable
 from penstock.kit.process import every, woken
 from penstock.kit.pull import Pull
+from penstock.kit.telemetry import logger
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
 from penstock.serverless import streams
@@ -49,6 +51,7 @@ from penstock.serverless.service.telling import Teller
 from penstock.serverless.service.wardens import Warden
 from penstock.wire import subjects
 
+_log = logger(__name__)
 _BATCH_MAX: Final = 256
 _SWEEP_S: Final = 1.0
 _STREAMS_S: Final = 2.0
@@ -74,7 +77,7 @@ class Settings(ObjectSettings, frozen=True, kw_only=True):
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "json"
-    ops_port: int = 9106
+    ops_port: int = 9108
 
     @property
     def limits(self) -> Limits:
@@ -161,9 +164,12 @@ async def _consume(tasks: asyncio.TaskGroup, nats_bus: Bus, parts: Parts) -> Non
 
     async def loop(stream: str, consumer: str, take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
         async with Pull(nats_bus, stream=stream, consumer=consumer, batch=2 * _BATCH_MAX, ensure=ensure) as pull:
+            held: list[Msg] = []
 
             async def turn() -> None:
-                await take(await pull.take(_BATCH_MAX))
+                held[:] = held or await pull.take(_BATCH_MAX)
+                await together(held, take)
+                held.clear()
 
             await every(0, turn, name=consumer)
 
@@ -171,6 +177,19 @@ async def _consume(tasks: asyncio.TaskGroup, nats_bus: Bus, parts: Parts) -> Non
     tasks.create_task(loop(streams.OUT, streams.RESULTS, parts.results.take))
     tasks.create_task(loop(streams.OUT, streams.METRICS, parts.reports.take))
     tasks.create_task(loop(streams.OUT, streams.OUTPUTS, parts.sayings.take))
+
+
+async def together(messages: Sequence[Msg], take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
+    """Take them all at once; if that fails, each by itself, so that one that cannot be taken harms no other. While the
+    database is away nothing is given up: whoever calls comes back with the same messages."""
+    try:
+        await take(messages)
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 (supervises one batch of a loop; what fails again is told)
+        _log.info("batch_failed", messages=len(messages), error=repr(error))
+        for message in messages:
+            await process.guarded(take([message]), name="message", subject=message.subject)
 
 
 async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, parts: Parts) -> None:

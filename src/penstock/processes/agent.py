@@ -158,6 +158,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         submit=executor.submit,
         version=version("penstock"),
         production=settings.production,
+        serves_functions=sidecar is not None,
         health=health,
         secrets=secrets,
     )

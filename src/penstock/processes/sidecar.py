@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     uid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
     gid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
     #: Workers report so often.
-    heartbeat_s: Annotated[float, Meta(ge=0.1, le=60)] = 3.0
+    report_s: Annotated[float, Meta(ge=0.1, le=60)] = 3.0
     otlp_endpoint: str = ""
     log_level: str = "info"
     log_format: str = "json"
@@ -62,7 +62,7 @@ async def body(stack: AsyncExitStack, settings: Settings, listener: socket.socke
     around = Surroundings(
         nats_url=settings.nats_url,
         gateway=Attempts(session, settings.gateway_url),
-        heartbeat_s=settings.heartbeat_s,
+        report_s=settings.report_s,
     )
     served = Roster(listener, agents, around)
     _workers.set_function(lambda: len(served))
@@ -87,8 +87,9 @@ def become(uid: int, gid: int) -> None:
     os.chdir("/")
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+        for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
+            if libc.prctl(option, value, 0, 0, 0) != 0:
+                raise OSError(ctypes.get_errno(), "the kernel does not let the sidecar give its privileges up")
 
 
 def _ends_with_parent() -> int:

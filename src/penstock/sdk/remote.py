@@ -1,7 +1,7 @@
 """Calls of functions over HTTP: through the gateway where the caller waits, through the api where it does not.
 
-A call that the gateway answers before its end goes on; it is then waited for at the api. Nothing is sent twice: a
-call that may have arrived is looked up by its id.
+A call that the gateway answers before its end goes on; it is then waited for at the api. A call that may have arrived
+is looked up by its id; only one that nobody knows is sent again, under the same id, so that there is still one.
 """
 
 import math
@@ -73,16 +73,13 @@ class Outside:
         except Unreachable as error:
             if not error.sent:
                 raise
-            return self._found(invocation_id, until, error)
+            # The call may have arrived.
+            try:
+                return self._wait(invocation_id, until)
+            except NotFound:
+                answer = self._executor().run(_exchange(function_name(function), payload, invocation_id))
         ended = _ended(answer)
         return ended or self._wait(answer.headers.get(_ID.lower(), invocation_id), until)
-
-    def _found(self, invocation_id: str, until: float | None, error: Unreachable) -> Answer:
-        """The call may have arrived."""
-        try:
-            return self._wait(invocation_id, until)
-        except NotFound:
-            raise error from None
 
     async def call_async(self, function: str, payload: Payload, timeout_s: float | None) -> Answer:
         """The same in a thread."""
@@ -100,8 +97,15 @@ class Outside:
         """The end of an invocation."""
         return self._wait(invocation_id, None if timeout_s is None else time.monotonic() + timeout_s)
 
-    def _wait(self, invocation_id: str, until: float | None, *, poll_s: int = _POLL_S) -> Answer:
-        while True:
+    def _wait(
+        self,
+        invocation_id: str,
+        until: float | None,
+        *,
+        poll_s: int = _POLL_S,
+        given_up: "threading.Event | None" = None,
+    ) -> Answer:
+        while given_up is None or not given_up.is_set():
             left_s = math.inf if until is None else max(0.0, until - time.monotonic())
             wait_s = poll_s if left_s >= poll_s else math.ceil(left_s)
             found = self._client.invocations.get(invocation_id, wait_s=wait_s)
@@ -110,6 +114,7 @@ class Outside:
             if left_s <= wait_s:
                 why = f": {found.waiting_for}" if found.waiting_for else ""
                 raise ResultTimeout(f"{invocation_id} is still {found.state}{why}")
+        raise ResultTimeout(f"nobody waits for {invocation_id} any more")
 
     def answer(self, found: Invocation) -> Answer:
         """How an invocation ended; a large result is fetched."""
@@ -147,6 +152,8 @@ class Outside:
     def map(self, function: str, payloads: Iterable[Payload], *, ordered: bool) -> Iterator[Answer]:
         """Batches of invocations, with a bounded number under way."""
         waiters = ThreadPoolExecutor(_WAITERS, "penstock-map")
+        # Threads that wait keep a program from ending.
+        given_up = threading.Event()
         under_way: deque[Future[Answer]] = deque()
         try:
             for batch in _batches(payloads):
@@ -156,10 +163,11 @@ class Outside:
                     function, [msgspec.Raw(item.text) for item in batch], content_type=batch[0].content_type
                 )
                 for each in made.invocations:
-                    under_way.append(waiters.submit(self._wait, each, None, poll_s=_MAP_POLL_S))
+                    under_way.append(waiters.submit(self._wait, each, None, poll_s=_MAP_POLL_S, given_up=given_up))
             while under_way:
                 yield _next(under_way, ordered=ordered)
         finally:
+            given_up.set()
             waiters.shutdown(wait=False, cancel_futures=True)
 
     def _executor(self) -> BlockingExecutor:

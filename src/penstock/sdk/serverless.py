@@ -92,9 +92,14 @@ class Functions(Resource[X]):
         return call("POST", f"{_function(name)}/map", rest.MapCreated, body=body, create=True)
 
     @listing
-    def logs(self, name: str, *, invocation: str | None = None, limit: int | None = None) -> "Listing[rest.OutputLine]":
-        """What its handlers said, oldest first."""
-        only = {"invocation": invocation_id(invocation) if invocation else None}
+    def logs(
+        self, name: str, *, invocation: str | None = None, newest_first: bool = False, limit: int | None = None
+    ) -> "Listing[rest.OutputLine]":
+        """What its handlers said, oldest first if nothing else is asked for."""
+        only = {
+            "invocation": invocation_id(invocation) if invocation else None,
+            "order": "desc" if newest_first else None,
+        }
         return Listing(path=f"{_function(name)}/logs", answer=Page[rest.OutputLine], query=only, limit=limit)
 
     @outputs

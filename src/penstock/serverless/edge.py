@@ -4,6 +4,7 @@ A caller gets the handler's own answer: its status, type and body. Whatever else
 and the invocation's id stands in a header in any case.
 """
 
+import re
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 from urllib.parse import parse_qs, unquote
@@ -19,8 +20,9 @@ from penstock.serverless.errors import NoFunction
 from penstock.serverless.following import Followers
 from penstock.serverless.model import Mode, State
 from penstock.serverless.ports import Bytes
+from penstock.serverless.service.drafting import Asked, function_name
 from penstock.serverless.service.invocations import raw_body
-from penstock.serverless.service.invoke import ACTION, Invoker, function_name
+from penstock.serverless.service.invoke import ACTION, Invoker
 from penstock.serverless.store import attempts
 from penstock.serverless.store.attempts import Attempt
 from penstock.wire.rest import InvocationAck
@@ -38,6 +40,9 @@ _STATUS: Final = {
     State.CANCELLED: 409,
     State.DEAD_LETTERED: 502,
 }
+#: What a handler's headers may be: others would break the answer, and are left out.
+_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE: Final = re.compile(r"[\t -~]+")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -73,18 +78,20 @@ class FunctionEdge:
         if function is None:
             raise NoFunction("no function with this name")
         mode = _mode(query)
+        if mode is Mode.STREAM:
+            caller.require("functions.read")
+            self._followers.admit(caller)
         timeout_s = _timeout(request.headers.get("Penstock-Timeout"))
-        draft = await self._invoker.draft(
-            caller,
-            function,
+        asked = Asked(
             payload=await _payload(request),
-            mode=mode,
+            id=_invocation_id(request),
             content_type=PICKLE if request.headers.get(hdrs.CONTENT_TYPE) == PICKLE else "application/json",
-            invocation_id=_invocation_id(request),
+            mode=mode,
             headers=_passed_on(request),
             attributes={"method": "POST", "path": f"/{rest}", **({"query": query} if query else {})},
             timeout_s=timeout_s,
         )
+        draft = await self._invoker.draft(caller, function, asked)
         wait_s = (timeout_s or self._invoker.sync_wait_s) if mode is Mode.SYNC else 0.0
         answer = await self._invoker.run(draft, wait_s=wait_s)
         if mode is Mode.STREAM:
@@ -97,14 +104,21 @@ class FunctionEdge:
         headers = {_ID: end.invocationID, _STATE: end.state, "X-Correlation-Id": correlation_id()}
         if end.state is not State.SUCCEEDED:
             return _failure(end, headers)
-        passed = {name: value for name, value in end.headers.items() if name.lower() not in _OURS}
+        kind = end.contentType if _VALUE.fullmatch(end.contentType) else "application/octet-stream"
+        passed = {
+            name: value
+            for name, value in end.headers.items()
+            if name.lower() not in _OURS and _NAME.fullmatch(name) and _VALUE.fullmatch(value)
+        }
+        # A status below 200 would say that the answer is still to come.
+        status = max(end.statusCode, 200)
         if end.bodyRef is not None:
             size, chunks = await self._bytes.open(caller.project_id, end.bodyRef.key)
-            headers |= passed | {hdrs.CONTENT_TYPE: end.contentType, hdrs.CONTENT_LENGTH: str(size)}
-            return await _send(request, web.StreamResponse(status=end.statusCode, headers=headers), chunks)
+            headers |= passed | {hdrs.CONTENT_TYPE: kind, hdrs.CONTENT_LENGTH: str(size)}
+            return await _send(request, web.StreamResponse(status=status, headers=headers), chunks)
         body = raw_body(bytes(end.body), content_type=end.contentType, encoding=end.encoding)
-        headers |= passed | {hdrs.CONTENT_TYPE: end.contentType}
-        return web.Response(status=end.statusCode, body=body, headers=headers)
+        headers |= passed | {hdrs.CONTENT_TYPE: kind}
+        return web.Response(status=status, body=body, headers=headers)
 
     async def _stream(self, request: web.BaseRequest, caller: Caller, invocation_id: str) -> web.StreamResponse:
         headers = {
@@ -113,22 +127,22 @@ class FunctionEdge:
             _ID: invocation_id,
             "X-Correlation-Id": correlation_id(),
         }
-        self._followers.admit(caller)
         events = self._followers.follow(caller, invocation_id, (0, -1))
         return await _send(request, web.StreamResponse(headers=headers), events)
 
     async def attempt(self, request: web.BaseRequest) -> web.StreamResponse:
-        """`GET …/payload` and `PUT …/result` with the attempt's token."""
-        pieces = request.raw_path.removeprefix(ATTEMPTS).split("/")
-        if len(pieces) != 3 or (request.method, pieces[2]) not in (
-            (hdrs.METH_GET, "payload"),
-            (hdrs.METH_PUT, "result"),
-        ):
-            raise NotFound("no such route")
-        project_id, invocation_id = unquote(pieces[0]), unquote(pieces[1])
-        found = await self._current(request, project_id, invocation_id)
-        if request.method == hdrs.METH_GET:
-            return await self._give_payload(request, project_id, found)
+        """`GET …/payload`, `GET …/calls/<invocation>` and `PUT …/result` with the attempt's token."""
+        match request.method, *map(unquote, request.raw_path.removeprefix(ATTEMPTS).split("/")):
+            case hdrs.METH_GET, project_id, invocation_id, "payload":
+                found = await self._current(request, project_id, invocation_id)
+                return await self._give_payload(request, project_id, found)
+            case hdrs.METH_GET, project_id, invocation_id, "calls", called_id:
+                await self._current(request, project_id, invocation_id)
+                return await self._give_called(request, project_id, invocation_id, called_id)
+            case hdrs.METH_PUT, project_id, invocation_id, "result":
+                found = await self._current(request, project_id, invocation_id)
+            case _:
+                raise NotFound("no such route")
         key = f"invocations/{invocation_id}/result-{found.attempt}"
         kept = await self._bytes.keep(project_id, key, _chunks(request), bytes_max=RESULT_BYTES_MAX)
         return web.Response(body=_encode(kept), content_type="application/json")
@@ -148,12 +162,29 @@ class FunctionEdge:
     async def _give_payload(self, request: web.BaseRequest, project_id: str, found: Attempt) -> web.StreamResponse:
         if found.payload_ref is None:
             raise NotFound("the payload came with the dispatch")
-        size, chunks = await self._bytes.open(project_id, found.payload_ref["key"])
-        headers = {hdrs.CONTENT_TYPE: "application/json", hdrs.CONTENT_LENGTH: str(size)}
+        return await self._give(request, project_id, found.payload_ref["key"])
+
+    async def _give_called(
+        self, request: web.BaseRequest, project_id: str, parent_id: str, called_id: str
+    ) -> web.StreamResponse:
+        async with self._db.read() as conn:
+            kept = await attempts.called(conn, project_id=project_id, parent_id=parent_id, invocation_id=called_id)
+        if kept is None:
+            raise NotFound("the attempt made no such call, or its result came with the answer")
+        return await self._give(request, project_id, kept["key"])
+
+    async def _give(self, request: web.BaseRequest, project_id: str, key: str) -> web.StreamResponse:
+        size, chunks = await self._bytes.open(project_id, key)
+        headers = {hdrs.CONTENT_TYPE: "application/octet-stream", hdrs.CONTENT_LENGTH: str(size)}
         return await _send(request, web.StreamResponse(headers=headers), chunks)
 
 
 _OURS: Final = STRIPPED_HEADERS | {"content-length", "content-type", "date", "server", _ID.lower(), _STATE.lower()}
+
+
+def _text(value: str) -> str:
+    """Bytes of a header that are no text are shown as such."""
+    return value.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _mode(query: str) -> Mode:
@@ -188,7 +219,7 @@ def _invocation_id(request: web.BaseRequest) -> str | None:
 def _passed_on(request: web.BaseRequest) -> dict[str, str]:
     """Headers of the caller's own; what proxies and browsers add stays here."""
     found = {
-        name: value
+        name: _text(value)
         for name, value in request.headers.items()
         if name.lower().startswith("x-") and not name.lower().startswith(("x-forwarded-", "x-real-", "x-correlation-"))
     }
@@ -211,7 +242,7 @@ async def _payload(request: web.BaseRequest) -> bytes:
     try:
         msgspec.json.decode(body, type=msgspec.Raw)
         body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid("body must be JSON", field="body") from error
     return bytes(body)
 

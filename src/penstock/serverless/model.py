@@ -163,7 +163,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """An invocation as it stands."""
+    """An invocation as it stands. `progress` is JSON as its handler said it."""
 
     project_id: str
     id: str
@@ -196,7 +196,7 @@ class Invocation:
     error: str
     error_type: str
     traceback: str
-    progress: Any
+    progress: str | None
 
     @property
     def ended(self) -> bool:

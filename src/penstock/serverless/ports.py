@@ -21,8 +21,8 @@ class Pool(Protocol):
         """Give it back; asking again changes nothing."""
         ...
 
-    async def living(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
-        """Those that run or will run, with their reasons; all others are over."""
+    async def over(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
+        """Those that neither run nor will run, with what their rows say about that."""
         ...
 
 

@@ -95,7 +95,7 @@ def invocation(shown: Shown, urls: Urls) -> rest.Invocation:
         error=it.error,
         error_type=it.error_type,
         traceback=it.traceback,
-        progress=it.progress,
+        progress=None if it.progress is None else msgspec.Raw(it.progress.encode()),
         parent_id=it.parent_id,
         timeout_s=it.timeout_s,
         duration_ms=it.duration_ms,

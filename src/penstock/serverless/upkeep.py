@@ -44,6 +44,7 @@ class Upkeep:
         await self._until_done(lambda conn: keeping.delete_callbacks(conn, older_than_s=results_s, limit=BATCH))
         await self._until_done(lambda conn: keeping.delete_workers(conn, older_than_s=outputs_s, limit=BATCH))
         await self._until_done(lambda conn: keeping.delete_versions(conn, older_than_s=results_s, limit=BATCH))
+        await self._until_done(lambda conn: keeping.delete_functions(conn, older_than_s=results_s, limit=BATCH))
 
     async def _drop_invocations(self, older_than_s: float) -> int:
         async with self.db.read() as conn:

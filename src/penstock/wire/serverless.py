@@ -8,7 +8,7 @@ its attempt, and no message to a node names a caller's inbox.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -231,21 +231,27 @@ class OutputMessage(msgspec.Struct, frozen=True, kw_only=True):
     items: Annotated[list[Output], Meta(max_length=1000)]
 
 
+CallId: TypeAlias = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+CallType: TypeAlias = Annotated[str, Meta(pattern="^[ -~]{1,255}$")]
+CallTimeout: TypeAlias = Annotated[float, Meta(ge=0, le=TIMEOUT_S_MAX)]
+
+
 class CallMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Ours: a handler calls another function of its project. On core NATS; the answer is `CallAnswer`, at once for
-    `async`, when the call ended for `sync` (published to the worker's own answers subject, never to a reply field)."""
+    """Ours: a handler calls another function of its project. On core NATS, again until it is answered; the answer is
+    `CallAnswer`, at once for `async`, when the call ended for `sync` (published to the worker's own answers subject,
+    never to a reply field)."""
 
     version: str
     projectID: str
     invocationID: str
     workerName: str
     token: str
-    call: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+    call: CallId
     function: str
     mode: Mode
-    contentType: str = "application/json"
+    contentType: CallType = "application/json"
     payload: msgspec.Raw = msgspec.Raw(b"null")
-    timeoutSeconds: float = 0
+    timeoutSeconds: CallTimeout = 0
 
 
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -345,12 +351,12 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class FrameCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A handler's call of another function."""
 
-    call: str
+    call: CallId
     function: str
     mode: Mode = Mode.SYNC
-    contentType: str = "application/json"
+    contentType: CallType = "application/json"
     payload: msgspec.Raw = msgspec.Raw(b"null")
-    timeoutSeconds: float = 0
+    timeoutSeconds: CallTimeout = 0
 
 
 FRAMES: Final = "application/x-ndjson"
@@ -359,6 +365,8 @@ ANSWER_PATH: Final = "/answer"
 CANCEL_PATH: Final = "/cancel"
 #: On the gateway: `GET …/payload`, `PUT …/result` with the attempt's token as a bearer.
 ATTEMPTS_PATH: Final = "/attempts/{project}/{invocation}/"
+#: Below it, with the same token: `GET` of the kept result of an invocation that the attempt's handler made.
+CALLED_PATH: Final = "calls/{invocation}"
 
 #: Inside a unit.
 SOCKET_FOLDER: Final = "/tmp/serverless-framework"  # noqa: S108 (the unit's own, by contract)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.compute.model import Allocation, Deadlines, Limits, Owner
+from penstock.compute.model import Allocation, Deadlines, Limits, Owner, Purpose
 from penstock.compute.ports import Handoffs
 from penstock.compute.service.create import Create
 from penstock.compute.service.release import Release
@@ -95,16 +95,19 @@ class World:
         model: str = "sim-1",
         health: str = "healthy",
         listing: Sequence[Gpu] = (),
+        serves: bool = False,
     ) -> str:
         """A node with so many GPUs, four to a NUMA node, or with those of the listing."""
         node_id = new_id("nod")
         found = listing or [whole(f"GPU-{node_id[4:]}-{index}", index, model=model) for index in range(gpus)]
         async with self.db.transaction() as tx:
             await tx.execute(
-                "insert into fleet.nodes (id, name, state, gpus_approved) values ($1, $2, $3, 1024)",
+                "insert into fleet.nodes (id, name, state, gpus_approved, serves_functions)"
+                " values ($1, $2, $3, 1024, $4)",
                 node_id,
                 node_id[4:],
                 state,
+                serves,
             )
             await tx.execute("insert into fleet.heartbeats (node_id, at) values ($1, now())", node_id)
             await slots.replace(tx, node_id, found, simulated=True)
@@ -122,11 +125,14 @@ class World:
         async with self.db.transaction() as tx:
             await slots.replace(tx, node_id, found, simulated=True)
 
-    async def create(self, caller: Caller | None = None, **body: object) -> Allocation:
+    async def create(
+        self, caller: Caller | None = None, *, purpose: Purpose = Purpose.INTERACTIVE, **body: object
+    ) -> Allocation:
         """Ask for an allocation in a transaction of its own."""
         request = AllocationCreate(**{"sku": "g1.1"} | body)  # pyright: ignore[reportArgumentType]
         async with self.db.transaction() as tx:
-            return await Create(OpenFunds(), NoSecrets(), self.handoffs, self.limits)(tx, caller or someone(), request)
+            create = Create(OpenFunds(), NoSecrets(), self.handoffs, self.limits)
+            return await create(tx, caller or someone(), request, purpose=purpose)
 
     async def release(self, allocation_id: str, caller: Caller | None = None, reason: str = "") -> Allocation:
         """Ask for its end."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from integration.compute.stage import World, someone, whole
 from penstock.compute.errors import OutOfCapacity, Unhealthy
-from penstock.compute.model import Allocation, Sku
+from penstock.compute.model import Allocation, Purpose, Sku
 from penstock.compute.service import catalogue as offers
 from penstock.compute.store import catalogue, room
 from penstock.compute.topology import Seat
@@ -326,3 +326,18 @@ async def test_placement_agrees_with_an_oracle(world: World, fleet: tuple[GpuKin
         assert {place.node for place in taken} == {taken[0].node}
         gpus = {place.gpu for place in taken}
         assert any(taken[0].node == node and (gpu is None or gpus == {gpu}) for node, gpu in expected), expected
+
+
+async def test_workers_of_functions_go_only_where_a_sidecar_is(world: World) -> None:
+    await world.add_node(1)
+    serving = await world.add_node(4, serves=True)
+    made = await world.create(purpose=Purpose.FUNCTION_WORKER)
+    assert made.node_id == serving
+    assert (await world.create()).node_id != serving, "others go where they fit best"
+
+
+async def test_a_refusal_says_that_free_nodes_have_no_sidecar(world: World) -> None:
+    await world.add_node(2)
+    with pytest.raises(OutOfCapacity, match="0 free on nodes that serve functions; 2 more are on nodes without"):
+        await world.create(purpose=Purpose.FUNCTION_WORKER)
+    await world.create()

@@ -195,6 +195,16 @@ async def test_a_changed_offer_replaces_the_stock_that_was_made_for_the_old_one(
     assert [row.memory_bytes for row in fresh] == [kept.memory_bytes * 2]
 
 
+async def test_a_worker_of_a_function_gets_stock_only_where_a_sidecar_is(world: World) -> None:
+    [unit] = await stocked(world, 1)
+    with pytest.raises(OutOfCapacity):
+        await world.create(purpose=Purpose.FUNCTION_WORKER)
+    assert (await world.row(unit.id)).state is State.ACTIVE, "it does not give way for what it cannot help"
+    async with world.db.transaction() as tx:
+        await tx.execute("update fleet.nodes set serves_functions = true")
+    assert (await world.create(purpose=Purpose.FUNCTION_WORKER)).stock_id == unit.id
+
+
 async def test_quota_applies_to_what_comes_from_stock(world: World) -> None:
     (kept,) = await stocked(world, 1)
     async with world.db.transaction() as tx:

@@ -46,8 +46,11 @@ async def test_a_life_from_registration_to_the_end(
     node_id = (await enrol()).node_id
     assert await placeable(database) == []
     agent = await connect()
-    await agent.join()
+    await agent.send(agent.hello(serves_functions=True))
+    await agent.expect(Welcome)
     assert await placeable(database) == ["GPU-0", "GPU-1"]
+    async with database.read() as conn:
+        assert await conn.fetchval("select bool_and(serves_functions) from fleet.placeable_slots")
     for order, state in (
         (nodes.cordon, "cordoned"),
         (nodes.cordon, "cordoned"),

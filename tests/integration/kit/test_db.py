@@ -62,6 +62,15 @@ async def test_a_connection_dropped_in_use_is_unavailable_and_replaced(few: Data
     await all_work(few)
 
 
+async def test_a_connection_whose_last_words_came_unasked_is_unavailable_and_replaced(few: Database) -> None:
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            async with few.read():
+                raise asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    async with few.read() as conn:
+        assert await conn.fetchval("select 1") == 1
+
+
 async def test_cancelled_users_and_waiters_lose_nothing(few: Database) -> None:
     for round_number in range(20):
         tasks = [asyncio.create_task(use(few, 0.2)) for _ in range(MAX * 3)]

@@ -394,8 +394,11 @@ async def test_a_unit_is_ended_at_the_sidecars_word(stage: Stage) -> None:
     unit_id = await stage.start(serving(GOOD))
     await stage.sidecar.call(unit_id, "GET", "/healthz")
     stage.host.units.kill(unit_id, "it does not stop")
-    assert (await stage.host.ended(unit_id)).exit_code == 137
+    ended = await stage.host.ended(unit_id)
+    assert ended.exit_code == 137
     assert stage.sidecar.ends == [(unit_id, "killed", 137, "it does not stop")]
+    told = [line.text for line in ended.lines if line.stream == "penstock"]
+    assert told == ["the unit was ended: it does not stop"], "its tenant is told why"
     stage.host.units.kill(unit_id, "again")
     stage.host.units.kill("alc_unknown", "nobody")
 

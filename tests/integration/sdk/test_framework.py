@@ -98,6 +98,20 @@ def test_a_bare_thread_speaks_for_the_only_invocation(kitchen: Framework) -> Non
     assert kitchen.call("in_a_thread", "from a thread").of("stdout") == ["from a thread"]
 
 
+def test_progress_that_json_cannot_hold_fails_nothing(kitchen: Framework) -> None:
+    said = kitchen.call("report_oddly")
+    assert said.body == "told"
+    assert "nan" in said.of("progress")[0]
+
+
+def test_what_is_printed_after_the_end_goes_to_the_units_log(tmp_path: Path) -> None:
+    with running(tmp_path, "kitchen:Kitchen") as framework:
+        framework.call("speak_later", "after the end")
+        time.sleep(0.5)
+        framework.process.send_signal(signal.SIGTERM)
+        assert "after the end" in framework.output()
+
+
 def test_progress_and_the_invocation_are_known(kitchen: Framework) -> None:
     said = kitchen.call("report", invocationID="inv-7", attempt=3)
     assert said.of("progress") == [{"done": 1, "total": 4, "message": "chopping"}]
@@ -308,7 +322,7 @@ def test_a_handler_that_cannot_be_loaded_is_told_by_health(tmp_path: Path, handl
         assert framework.request("POST", "/invoke", {})[0] == 503
 
 
-@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("interrupt", 130)])
+@pytest.mark.parametrize(("how", "status"), [("exit", 3), ("interrupt", 130), ("closed", 3)])
 def test_a_handler_that_ends_the_process_ends_it(tmp_path: Path, how: str, status: int) -> None:
     with running(tmp_path, "kitchen:leave") as framework, framework.connect() as wire:
         wire.invoke(how)

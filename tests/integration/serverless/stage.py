@@ -3,15 +3,20 @@
 import asyncio
 import hashlib
 import hmac
+import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
+import asyncpg
 import msgspec
 from nats.js.errors import NotFoundError
+from tests.conftest import Servers, _sql  # pyright: ignore[reportPrivateUsage]
 
+from penstock.kit import bus, db
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.clock import utc_now
@@ -20,6 +25,7 @@ from penstock.kit.errors import PenstockError
 from penstock.kit.ids import new_id
 from penstock.kit.process import every
 from penstock.kit.pull import Pull
+from penstock.processes import activator
 from penstock.processes.activator import Parts, compose
 from penstock.serverless import streams
 from penstock.serverless.model import Invocation, Limits, Order
@@ -63,8 +69,8 @@ class Names:
     async def release(self, tx: Tx, allocation_id: str, reason: str) -> None:
         self.released.setdefault(allocation_id, reason)
 
-    async def living(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
-        return {each: "" for each in allocation_ids if each not in self.released}
+    async def over(self, conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
+        return {each: self.released[each] for each in allocation_ids if each in self.released}
 
 
 class Shelf:
@@ -136,7 +142,8 @@ class Played:
     async def _beat(self) -> None:
         while self.beating:
             await asyncio.sleep(0.5)
-            await self.report(MetricType.HEARTBEAT, attempts=list(self.has))
+            if self.beating:
+                await self.report(MetricType.HEARTBEAT, attempts=list(self.has))
 
     async def _attempt(self, dispatch: WorkerDispatchMessage) -> None:
         attempt = (dispatch.invocationID, dispatch.attempt)
@@ -201,19 +208,37 @@ def result_of(dispatch: WorkerDispatchMessage, *, body: Any = None, **more: Any)
 class Stage:
     """Everything of one test."""
 
-    def __init__(self, db: Database, bus: Bus) -> None:
-        self.db = db
-        self.bus = bus
+    def __init__(self, database: Database, connected: Bus) -> None:
+        self.db = database
+        self.bus = connected
         self.pool = Names()
         self.shelf = Shelf()
-        self.keys = Keys(db)
-        self.teller = Teller(bus, self.keys)
-        self.parts: Parts = compose(db, bus, self.keys, self.teller, self.pool, LIMITS)  # pyright: ignore[reportArgumentType]
-        self.invoker = Invoker(db, bus, self.shelf, LIMITS)
+        self.keys = Keys(database)
+        self.teller = Teller(connected, self.keys)
+        self.parts: Parts = compose(database, connected, self.keys, self.teller, self.pool, LIMITS)  # pyright: ignore[reportArgumentType]
+        self.invoker = Invoker(database, connected, self.shelf, LIMITS)
         self.workers: dict[str, Played] = {}
         self.handler: Handler = echo
         self.plays = True
         self._tasks: asyncio.TaskGroup | None = None
+        self._playing: list[asyncio.Task[None]] = []
+
+    async def reset(self) -> None:
+        """Everything as at the beginning, for the next test of a module that shares a stage."""
+        self.handler, self.plays = echo, False
+        for task in [*self._playing, *(task for played in self.workers.values() for task in played.tasks)]:
+            task.cancel()
+        for _ in range(20):
+            # Loops that run may be in the way, or be told that we are.
+            with suppress(asyncpg.DeadlockDetectedError):
+                await self.value("truncate serverless.functions, serverless.dead_letters, serverless.outputs cascade")
+                break
+        self._playing.clear()
+        self.workers.clear()
+        self.pool.__init__()
+        self.parts.ingress.forget()
+        self.invoker._functions.clear()  # pyright: ignore[reportPrivateUsage]
+        self.plays = True
 
     async def publish(self, subject: str, message: msgspec.Struct) -> None:
         """As a sidecar does."""
@@ -222,8 +247,6 @@ class Stage:
 
     async def run(self, tasks: asyncio.TaskGroup, parts: Parts | None = None) -> None:
         """An activator's loops; another one with `parts` of its own."""
-        from penstock.processes import activator
-
         await activator._consume(tasks, self.bus, parts or self.parts)  # pyright: ignore[reportPrivateUsage]
         await activator._watch(tasks, self.bus, self.db, parts or self.parts)  # pyright: ignore[reportPrivateUsage]
         if parts is None:
@@ -255,7 +278,7 @@ class Stage:
                 handler=self.handler,
             )
             self.workers[order.worker] = played
-            self._tasks.create_task(_quietly(played.run()))
+            self._playing.append(self._tasks.create_task(_quietly(played.run())))
 
     async def define(self, name: str = "f", *, project_id: str = "prj_default", **definition: Any) -> str:
         """A function, as a deployment makes it; its id."""
@@ -361,16 +384,32 @@ async def _quietly(work: Awaitable[None]) -> None:
 
 
 @asynccontextmanager
-async def staged(db: Database, bus: Bus) -> AsyncIterator[Stage]:
+async def shared(servers: Servers) -> AsyncIterator[Stage]:
+    """A stage on a database of its own, for all tests of a module."""
+    name = f"test_{os.urandom(6).hex()}"
+    await _sql(servers.admin_url, f"create database {name} template {servers.template}")
+    url = servers.admin_url.rsplit("/", 1)[0] + f"/{name}"
+    async with (
+        bus.connect(servers.nats_url, name="test") as connected,
+        db.connect(url, connected.hint, name="test") as database,
+        staged(database, connected) as made,
+    ):
+        yield made
+    await _sql(servers.admin_url, f"drop database {name} with (force)")
+
+
+@asynccontextmanager
+async def staged(database: Database, connected: Bus) -> AsyncIterator[Stage]:
     """A stage with fresh streams and one activator that runs."""
     for name in ("WORK", "OUT"):
         with suppress(NotFoundError):
-            await bus.js.delete_stream(name)
-    await streams.ensure(bus)
-    stage = Stage(db, bus)
+            await connected.js.delete_stream(name)
+    await streams.ensure(connected)
+    stage = Stage(database, connected)
     await stage.invoker.start()
-    await Calls(db, bus, stage.invoker, stage.teller, stage.keys).start()
+    await Calls(database, connected, stage.invoker, stage.teller, stage.keys).start()
     async with AsyncExitStack() as stack:
+        stack.enter_context(patch.object(activator, "_SWEEP_S", 0.2))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         holder = tasks.create_task(_hold(stage, tasks))
         while stage._tasks is None:
@@ -379,6 +418,8 @@ async def staged(db: Database, bus: Bus) -> AsyncIterator[Stage]:
             yield stage
         finally:
             holder.cancel()
+            for task in [task for played in stage.workers.values() for task in played.tasks]:
+                task.cancel()
             for task in asyncio.all_tasks():
                 if task is not asyncio.current_task() and task in getattr(tasks, "_tasks", ()):
                     task.cancel()

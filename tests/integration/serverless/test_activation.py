@@ -5,18 +5,25 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.integration.serverless.stage import Stage, staged, until
+from tests.conftest import Servers
+from tests.integration.serverless.stage import Stage, shared, until
 
-from penstock.kit.bus import Bus
-from penstock.kit.db import Database
-from penstock.wire.rest import InvocationAck
-from penstock.wire.serverless import State, WorkerDispatchMessage
+from penstock.kit.clock import utc_now
+from penstock.wire import subjects
+from penstock.wire.rest import FunctionPut, InvocationAck
+from penstock.wire.serverless import MetricType, Output, OutputKind, OutputMessage, State, WorkerDispatchMessage
+
+
+@pytest.fixture(scope="module")
+async def shared_stage(servers: Servers) -> AsyncIterator[Stage]:
+    async with shared(servers) as made:
+        yield made
 
 
 @pytest.fixture
-async def stage(database: Database, nats_bus: Bus) -> AsyncIterator[Stage]:
-    async with staged(database, nats_bus) as made:
-        yield made
+async def stage(shared_stage: Stage) -> Stage:
+    await shared_stage.reset()
+    return shared_stage
 
 
 async def test_a_call_starts_exactly_one_worker_and_gets_its_answer(stage: Stage) -> None:
@@ -122,6 +129,7 @@ async def test_what_a_silent_worker_had_is_done_elsewhere(stage: Stage) -> None:
     await first.wait()
     silent = next(iter(stage.workers.values()))
     silent.beating = False
+    await stage.value("update serverless.workers set lease_until = now() where id = $1", silent.name)
     end = await call
     assert (end.state, end.attempt) == (State.SUCCEEDED, 2)
     assert end.workerName != silent.name
@@ -200,8 +208,6 @@ async def test_why_no_worker_can_be_made_is_said_and_it_is_tried_again(stage: St
 
 
 async def test_a_function_whose_workers_do_not_start_fails_what_waits(stage: Stage) -> None:
-    from penstock.wire.serverless import MetricType
-
     stage.plays = False
     await stage.define()
     call = asyncio.create_task(stage.call(timeoutSeconds=20))
@@ -216,7 +222,6 @@ async def test_a_function_whose_workers_do_not_start_fails_what_waits(stage: Sta
     end = await call
     assert (end.state, end.failureClass) == (State.FAILED, "framework_unhealthy")
     assert "ModuleNotFoundError" in end.error
-    assert MetricType.UNHEALTHY
 
 
 async def test_what_waits_too_long_expires(stage: Stage) -> None:
@@ -234,9 +239,6 @@ async def test_a_delayed_invocation_waits(stage: Stage) -> None:
 
 
 async def test_traffic_moves_to_a_new_version_without_losing_work(stage: Stage) -> None:
-    from penstock.wire import subjects
-    from penstock.wire.rest import FunctionPut
-
     go = asyncio.Event()
 
     async def wait(dispatch: WorkerDispatchMessage) -> Any:
@@ -269,12 +271,12 @@ async def test_traffic_moves_to_a_new_version_without_losing_work(stage: Stage) 
     await until(lambda: stage.value("select state = 'gone' from serverless.workers where version = 1"))
 
 
-async def test_two_activators_and_many_jobs_give_each_one_end(stage: Stage, database: Database, nats_bus: Bus) -> None:
+async def test_two_activators_and_many_jobs_give_each_one_end(stage: Stage) -> None:
     from tests.integration.serverless.stage import LIMITS
 
     from penstock.processes.activator import compose
 
-    other = compose(database, nats_bus, stage.keys, stage.teller, stage.pool, LIMITS)  # pyright: ignore[reportArgumentType]
+    other = compose(stage.db, stage.bus, stage.keys, stage.teller, stage.pool, LIMITS)  # pyright: ignore[reportArgumentType]
     assert stage._tasks is not None  # pyright: ignore[reportPrivateUsage]
     await stage.run(stage._tasks, other)  # pyright: ignore[reportPrivateUsage]
     await stage.define(concurrency=8, workers_max=3)
@@ -285,3 +287,48 @@ async def test_two_activators_and_many_jobs_give_each_one_end(stage: Stage, data
     assert sorted(invocation_id for invocation_id, _ in ran) == sorted(ids)
     assert len(stage.pool.orders) <= 3
     assert await stage.value("select sum(inflight) from serverless.workers") == 0
+
+
+async def test_messages_that_cannot_be_kept_harm_no_other(stage: Stage) -> None:
+    """What Postgres refuses is in one batch with what is well: a zero byte in a name, in JSON, in a content type."""
+    await stage.define(concurrency=2, workers_max=1)
+    await stage.call()
+    worker = next(iter(stage.workers.values()))
+
+    async def talk(dispatch: WorkerDispatchMessage) -> Any:
+        def said(text: str, **changed: Any) -> Any:
+            items = [Output(seq=0, kind=OutputKind.PROGRESS, text=text, at=utc_now())]
+            given: dict[str, Any] = {
+                "version": "v1",
+                "projectID": dispatch.projectID,
+                "invocationID": dispatch.invocationID,
+            }
+            given |= {"workerName": worker.name, "attempt": dispatch.attempt, "token": dispatch.token}
+            return OutputMessage(items=items, **(given | changed))
+
+        await worker.result(dispatch, workerName="x\0")
+        await stage.publish(subjects.output("f"), said("0", invocationID="x\0"))
+        await stage.publish(subjects.output("f"), said("0", attempt=1 << 40))
+        await stage.publish(subjects.output("f"), said('{"a": "\\u0000", "b": [1, 2]}'))
+        await worker.report(MetricType.HEARTBEAT, attempts=[("x\0", 1), (dispatch.invocationID, 1 << 40)])
+        return "fine"
+
+    worker.handler = talk
+    ids = [await stage.spawn(payload=n) for n in range(4)]
+    rows = [await stage.ended(each) for each in ids]
+    assert {row.state for row in rows} == {State.SUCCEEDED}
+    await until(
+        lambda: stage.value("select count(*) = 4 from serverless.outputs where kind = 'progress'"), timeout_s=30
+    )
+    assert {row.worker_id for row in rows} == {worker.name}
+
+
+async def test_a_content_type_with_a_zero_byte_is_kept_without_it(stage: Stage) -> None:
+    async def odd(dispatch: WorkerDispatchMessage) -> Any:
+        await stage.workers[dispatch.workerName].result(dispatch, body=1, contentType="a\0b", encoding="\0")
+        await asyncio.Event().wait()
+
+    stage.handler = odd
+    await stage.define()
+    row = await stage.ended(await stage.spawn())
+    assert (row.state, row.result_type) == (State.SUCCEEDED, "a�b")

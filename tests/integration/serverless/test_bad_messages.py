@@ -3,7 +3,6 @@ activators read. Those about connections are in test_callout.py, those about pub
 
 import asyncio
 import hashlib
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -12,10 +11,10 @@ import msgspec
 import pytest
 from prometheus_client import REGISTRY
 from tests.bad_inputs import Checks, rows
-from tests.conftest import Servers, _sql  # pyright: ignore[reportPrivateUsage]
-from tests.integration.serverless.stage import Stage, result_of, staged, until
+from tests.conftest import Servers
+from tests.integration.serverless.stage import Stage, result_of, shared, until
 
-from penstock.kit import bus, db, inbox
+from penstock.kit import inbox
 from penstock.kit.errors import Invalid
 from penstock.kit.inbox import Verdict
 from penstock.wire import subjects
@@ -29,18 +28,10 @@ ELSEWHERE = {"nats-05", "nats-06", "nats-07", "nats-38", "nats-39"}
 @pytest.fixture(scope="module")
 async def stage(servers: Servers) -> AsyncIterator[Stage]:
     """One activator for all rows; its worker's handler does as each row says."""
-    name = f"test_{os.urandom(6).hex()}"
-    await _sql(servers.admin_url, f"create database {name} template {servers.template}")
-    url = servers.admin_url.rsplit("/", 1)[0] + f"/{name}"
-    async with (
-        bus.connect(servers.nats_url, name="test") as connected,
-        db.connect(url, connected.hint, name="test") as database,
-        staged(database, connected) as made,
-    ):
+    async with shared(servers) as made:
         await made.define(concurrency=8, workers_max=1)
         await made.call(payload=0)
         yield made
-    await _sql(servers.admin_url, f"drop database {name} with (force)")
 
 
 @pytest.mark.parametrize("row_id", [row_id for row_id in rows("nats") if row_id not in ELSEWHERE])

@@ -4,6 +4,7 @@ pulled, a status, an acknowledgement) goes where the sidecar says. In its own ac
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 from nats.js.errors import NotFoundError
@@ -23,6 +24,9 @@ _CALLER = "_INBOX.caller.x"
 @pytest.fixture
 async def bus(nats_bus: Bus) -> AsyncIterator[Bus]:
     """Fresh streams."""
+    for stream in streams.STREAMS:
+        with suppress(NotFoundError):
+            await nats_bus.js.delete_stream(stream.name or "")
     await streams.ensure(nats_bus)
     yield nats_bus
     for stream in streams.STREAMS:

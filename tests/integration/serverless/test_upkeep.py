@@ -147,6 +147,33 @@ async def test_old_versions_and_gone_workers_go_but_none_that_is_used(stage: Sta
     assert {row["id"] for row in await rows(stage, "select id from serverless.workers")} == {"a", "c"}
 
 
+async def test_results_of_attempts_that_came_to_nothing_go_too(stage: Stage) -> None:
+    await stage.define()
+    kept = [("a", 1), ("a", 2), ("b", 1), ("c", 1)]
+    stage.shelf.kept = {("prj_default", f"invocations/{name}/result-{n}"): b"" for name, n in kept}
+    for name, state, attempt in (("a", "succeeded", 2), ("b", "cancelled", 1), ("c", "succeeded", 1)):
+        await stage.spawn(invocationID=name)
+        await stage.value(
+            "update serverless.invocations set waiting = false, state = $2, attempt = $3, result_ref = $4,"
+            " finished_at = now() - interval '1 hour' where id = $1",
+            name,
+            state,
+            attempt,
+            {"key": f"invocations/{name}/result-{attempt}"} if state == "succeeded" else None,
+        )
+    await Upkeep(stage.db, stage.shelf, LIMITS).sweep()
+    assert stage.shelf.kept == {}
+
+
+async def test_a_deleted_function_goes_when_nothing_names_it(stage: Stage) -> None:
+    for name in ("gone", "named"):
+        await stage.define(name)
+    await stage.spawn("named")
+    await stage.value("update serverless.functions set deleted = true, updated_at = now() - interval '1 hour'")
+    await Upkeep(stage.db, stage.shelf, LIMITS).sweep()
+    assert [row["name"] for row in await rows(stage, "select name from serverless.functions")] == ["named"]
+
+
 async def test_time_used_is_told_once_when_its_minute_is_over(stage: Stage) -> None:
     function_id = await stage.define("f", labels={"team": "a"})
     async with stage.db.transaction() as tx:

@@ -130,6 +130,7 @@ class Gateway:
             [
                 web.get("/attempts/{project}/{invocation}/payload", self._payload),
                 web.put("/attempts/{project}/{invocation}/result", self._result),
+                web.get("/attempts/{project}/{invocation}/calls/{called}", self._called),
             ]
         )
         runner = web.AppRunner(app, access_log=None)
@@ -145,6 +146,10 @@ class Gateway:
     async def _payload(self, request: web.Request) -> web.Response:
         self.bearers.append(request.headers["Authorization"])
         return web.Response(body=self.payloads[request.match_info["invocation"]])
+
+    async def _called(self, request: web.Request) -> web.Response:
+        self.bearers.append(request.headers["Authorization"])
+        return web.Response(body=self.results[request.match_info["called"]])
 
     async def _result(self, request: web.Request) -> web.Response:
         self.bearers.append(request.headers["Authorization"])
@@ -216,7 +221,9 @@ class Unit:
     def request(self) -> str:
         return function(self.number)
 
-    def serve(self, *, socket: str = SOCKET, ready_s: float = 20.0, uid: int | None = None) -> None:
+    def serve(
+        self, *, socket: str = SOCKET, ready_s: float = 20.0, uid: int | None = None, framework: bool = False
+    ) -> None:
         """What the agent does when the unit has started."""
         serving = Serving(
             worker=self.worker,
@@ -228,7 +235,7 @@ class Unit:
             invoke_path="/invoke",
             health_path="/healthz",
             ready_s=ready_s,
-            framework=False,
+            framework=framework,
         )
         self.stage.link.serve(
             self.id,
@@ -357,6 +364,7 @@ BOUNDS = Bounds(
     inline_bytes_max=64 << 10,
     result_bytes_max=6 << 20,
     grace_s=0.3,
+    call_again_s=0.2,
     pace=Pace(bytes_per_s=64 << 10, burst_bytes=64 << 10, bytes_max=256 << 10),
 )
 
@@ -373,7 +381,7 @@ async def staged(nats_url: str, child: Child, folder: Path) -> AsyncIterator[Sta
         await bus.client.subscribe("runtime.serverless.>", cb=heard.receive)
         gateway = await stack.enter_async_context(Gateway().run())
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        around = Surroundings(nats_url=bare, gateway=Attempts(session, gateway.url), heartbeat_s=0.2, bounds=BOUNDS)
+        around = Surroundings(nats_url=bare, gateway=Attempts(session, gateway.url), report_s=0.2, bounds=BOUNDS)
         kills: list[tuple[str, str]] = []
         path = folder / "sidecar.sock"
         served = Roster(roster.bind(path), frozenset({os.geteuid()}), around)

@@ -5,9 +5,10 @@ import hashlib
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client import REGISTRY
 
-from integration.sidecar.frameworks import Request, frames, replies, response
+from integration.sidecar.frameworks import Request, frames, replies, response, says
 from integration.sidecar.stage import PROJECT, WAIT_S, Stage, Unit, nats_and_stage
 from penstock.embedded.server import running
 from penstock.wire import subjects
@@ -22,6 +23,7 @@ from penstock.wire.serverless import (
     Reference,
     State,
 )
+from penstock.wire.sidecar import ExitClass
 
 
 class Gate:
@@ -132,14 +134,19 @@ async def test_a_payload_by_reference_is_fetched_with_the_attempts_token_and_che
 
 async def test_a_cancelled_attempt_is_stopped_and_then_its_unit(stage: Stage) -> None:
     gate = Gate()
-    unit = await stage.ready(invoke=gate)
+    unit = await stage.ready(slots=2, invoke=gate)
     await unit.dispatch("inv-cancel")
     await stage.heard.until(lambda: gate.waiting == 1)
     before = security_events("control")
     await ordered(unit, key=b"a stranger's", cancel=[("inv-cancel", 1)])
     await stage.heard.until(lambda: security_events("control") == before + 1)
     assert not [request for request in unit.framework.requests if request.path == "/cancel"]
-    await ordered(unit, cancel=[("inv-cancel", 1), ("inv-unknown", 1)])
+    await ordered(unit, cancel=[("inv-unknown", 1)])
+    await unit.dispatch("inv-unknown")
+    async with asyncio.timeout(WAIT_S):
+        while await unit.left() > 1:
+            await asyncio.sleep(0.02)
+    await ordered(unit, cancel=[("inv-cancel", 1)])
     result = await unit.result("inv-cancel")
     assert (result.state, result.failureClass) == (State.FAILED, FailureClass.CANCELLED)
     cancel = await stage.heard.until(
@@ -147,9 +154,14 @@ async def test_a_cancelled_attempt_is_stopped_and_then_its_unit(stage: Stage) ->
     )
     assert cancel.json == {"invocationID": "inv-cancel", "attempt": 1}
     await stage.heard.until(lambda: any(unit_id == unit.id for unit_id, _ in stage.kills))
-    await unit.dispatch("inv-unknown")
+    why = await unit.metric(MetricType.UNHEALTHY)
+    assert "inv-cancel" in why.error, "its function is told why"
+    assert "it was cancelled" in why.error
     gate.open.set()
     await unit.until_acknowledged()
+    await unit.dispatch("inv-later")
+    await asyncio.sleep(0.3)
+    assert await unit.left() == 1, "it gets nothing more"
     assert [request.json["invocationID"] for request in unit.framework.invokes()] == ["inv-cancel"]
 
 
@@ -186,27 +198,131 @@ async def test_output_comes_in_order_and_before_the_result(stage: Stage) -> None
     assert {each.token for each in heard} == {"ab" * 16}
 
 
-async def test_a_handlers_call_goes_out_and_its_answer_comes_back(stage: Stage) -> None:
-    async def script(request: Request, writer: asyncio.StreamWriter) -> None:
+class Calling:
+    """A handler that makes one call and answers with what it gets."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.unit: Unit | None = None
+
+    async def __call__(self, request: Request, writer: asyncio.StreamWriter) -> None:
         head = "HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
         call = b'{"call":{"call":"c1","function":"other","payload":[1]}}\n'
         writer.write(head.encode() + f"{len(call):x}\r\n".encode() + call + b"\r\n")
-        answered = await stage.heard.until(
-            lambda: next((each for each in unit.framework.requests if each.path == "/answer"), None)
-        )
-        reply = msgspec.json.encode({"reply": {"body": answered.json["body"]}}) + b"\n"
+        answered = await self.stage.heard.until(self._answer)
+        reply = msgspec.json.encode({"reply": {"body": answered.json}}) + b"\n"
         writer.write(f"{len(reply):x}\r\n".encode() + reply + b"\r\n0\r\n\r\n")
 
-    unit = await stage.ready(invoke=script)
-    await unit.dispatch("inv-caller")
-    sent = await stage.heard.until(lambda: next((c for c in stage.heard.calls if unit.worker in c.subject), None))
-    call = msgspec.json.decode(sent.data, type=CallMessage)
+    def _answer(self) -> Request | None:
+        assert self.unit is not None
+        return next((each for each in self.unit.framework.requests if each.path == "/answer"), None)
+
+    def sent(self) -> list[CallMessage]:
+        assert self.unit is not None
+        mine = [each for each in self.stage.heard.calls if self.unit.worker in each.subject]
+        return [msgspec.json.decode(each.data, type=CallMessage) for each in mine]
+
+
+async def calling(stage: Stage, invocation_id: str) -> tuple[Unit, Calling]:
+    """A unit whose handler waits for the answer to its call."""
+    handler = Calling(stage)
+    unit = handler.unit = await stage.ready(invoke=handler)
+    await unit.dispatch(invocation_id)
+    await stage.heard.until(lambda: bool(handler.sent()))
+    return unit, handler
+
+
+async def test_a_handlers_call_goes_out_and_its_answer_comes_back(stage: Stage) -> None:
+    unit, handler = await calling(stage, "inv-caller")
+    call = handler.sent()[0]
     assert (call.function, bytes(call.payload), call.token, call.projectID) == ("other", b"[1]", "ab" * 16, PROJECT)
     answer = CallAnswer(call="c1", invocationID="inv-called", state=State.SUCCEEDED, body=msgspec.Raw(b'"forged"'))
     subject = subjects.call_answer(unit.request, unit.worker)
     await unit.order(subject, answer, key=b"a stranger's")
     await unit.order(subject, msgspec.structs.replace(answer, body=msgspec.Raw(b'"honest"')))
-    assert bytes((await unit.result("inv-caller")).body) == b'"honest"'
+    assert msgspec.json.decode((await unit.result("inv-caller")).body)["body"] == "honest"
+
+
+async def test_a_call_is_sent_again_under_the_same_id_until_it_is_answered(stage: Stage) -> None:
+    unit, handler = await calling(stage, "inv-again")
+    await stage.heard.until(lambda: len(handler.sent()) > 2)
+    first, *others = handler.sent()
+    assert all(each == first for each in others)
+    answer = CallAnswer(call="c1", invocationID="inv-called", state=State.SUCCEEDED)
+    await unit.order(subjects.call_answer(unit.request, unit.worker), answer)
+    await unit.result("inv-again")
+    count = len(handler.sent())
+    await asyncio.sleep(0.5)
+    assert len(handler.sent()) == count, "it is not sent after its answer"
+
+
+async def test_calls_of_an_attempt_that_is_over_are_not_sent_again(stage: Stage) -> None:
+    unit, handler = await calling(stage, "inv-dropped")
+    await unit.framework.stop()
+    unit.end(ExitClass.KILLED)
+    await unit.result("inv-dropped")
+    count = len(handler.sent())
+    await asyncio.sleep(0.5)
+    assert len(handler.sent()) == count
+
+
+@pytest.mark.parametrize(
+    ("content_type", "kept", "told"),
+    [
+        ("application/json", b'{"n": [1]}', {"body": {"n": [1]}}),
+        ("application/octet-stream", b"\0\xff", {"body": "AP8=", "encoding": "base64"}),
+        ("text/plain", b"words", {"body": "words"}),
+        ("application/json", b"{", {"failureClass": "framework_error"}),
+    ],
+)
+async def test_a_large_result_of_a_call_is_fetched_with_the_token_of_the_attempt(
+    stage: Stage, content_type: str, kept: bytes, told: dict[str, Any]
+) -> None:
+    unit, _ = await calling(stage, f"inv-{hashlib.sha256(kept).hexdigest()[:8]}")
+    stage.gateway.results["call-1"] = kept
+    reference = Reference(key="kept", bytes=len(kept), sha256=hashlib.sha256(kept).hexdigest())
+    answer = CallAnswer(
+        call="c1", invocationID="call-1", state=State.SUCCEEDED, contentType=content_type, bodyRef=reference
+    )
+    await unit.order(subjects.call_answer(unit.request, unit.worker), answer)
+    body = msgspec.json.decode((await unit.result(f"inv-{reference.sha256[:8]}")).body)
+    assert {name: body.get(name) for name in told} == told
+    assert "bodyRef" not in body
+    assert stage.gateway.bearers[-1] == f"Bearer {'ab' * 16}"
+
+
+async def test_the_platforms_own_framework_says_at_once_why_it_cannot_serve(stage: Stage) -> None:
+    broken = msgspec.json.encode({"error": "ImportError: no numpy", "traceback": "Traceback: line 3"})
+    unit = await stage.unit(serve=False, health=says(response(broken, status="500 Internal Server Error")))
+    unit.serve(framework=True, ready_s=600)
+    report = await unit.metric(MetricType.UNHEALTHY)
+    assert report.error == "/healthz answered 500: ImportError: no numpy\nTraceback: line 3"
+
+
+async def test_a_busy_framework_of_ours_gets_a_moment(stage: Stage) -> None:
+    busy = [response(b'{"error":"all slots are taken"}', status="503 Service Unavailable")] * 2
+
+    async def script(_: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(busy.pop() if busy else response(b'{"body": "done"}'))
+
+    unit = await stage.unit(serve=False, invoke=script)
+    unit.serve(framework=True)
+    assert bytes((await unit.invoke("inv-busy")).body) == b'"done"'
+
+
+@pytest.mark.parametrize("large", [{"error": "x" * (5 << 20)}, {"body": "y", "headers": {"x": "x" * (5 << 20)}}])
+async def test_only_the_body_of_a_reply_may_be_large(stage: Stage, large: dict[str, Any]) -> None:
+    for number, script in enumerate((replies(large), frames({"reply": large}))):
+        unit = await stage.ready(invoke=script)
+        result = await unit.invoke(f"inv-around-{unit.number}-{number}")
+        assert result.failureClass is FailureClass.FRAMEWORK_ERROR
+        assert "apart from a body" in result.error
+
+
+async def test_a_frame_that_is_no_reply_may_not_be_large(stage: Stage) -> None:
+    unit = await stage.ready(invoke=frames({"stdout": "x" * (5 << 20)}, {"reply": {"body": 1}}))
+    result = await unit.invoke("inv-large-frame")
+    assert (result.failureClass, "apart from a body" in result.error) == (FailureClass.FRAMEWORK_ERROR, True)
 
 
 async def test_results_survive_a_restart_of_the_queue() -> None:

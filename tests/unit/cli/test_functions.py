@@ -180,6 +180,38 @@ def test_async_and_stream(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixtu
     assert said.err.startswith("stdout: hello \\x1b[31m")
 
 
+def test_a_stream_of_a_handler_that_yields_nothing_ends_with_its_result(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    text = dict.fromkeys(("mode", "subject", "resultSubject", "metricsSubject", "stream"), "x")
+    ack = {"invocationID": "inv-1", "serverlessRequestID": "shop-price", "sequence": 1, "duplicate": False, **text}
+    api.on("POST", "/serverless/invocations", json_answer({"data": ack | {"acceptedAt": LINE["at"]}}, 202))
+    api.on("GET", "/invocations/inv-1/events", events(("output", LINE), ("end", INVOCATION)))
+    api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | {"result": None, "body": 3}))
+    assert run(cli, "fn", "invoke", "shop-price", "--stream") == 0
+    assert capfd.readouterr().out == "3\n"
+
+
+def test_logs_are_the_last_lines_in_their_order(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    cli.logged_in(api)
+    lines = [LINE | {"place": place, "text": f"line {place}"} for place in (9, 8)]
+    api.on("GET", "/functions/shop-price/logs", json_answer(page(lines)))
+    assert run(cli, "fn", "logs", "shop-price", "--limit", "2") == 0
+    assert [line.rpartition(" ")[2] for line in capfd.readouterr().out.splitlines()] == ["8", "9"]
+    assert api.seen[0].query["order"] == "desc"
+
+
+def test_an_error_of_many_lines_is_shown_on_many_lines(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    error = 'it does not start: RuntimeError\n  File "shop.py", line 3'
+    api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | {"state": "failed", "error": error}))
+    assert run(cli, "fn", "status", "inv-1") == 0
+    assert 'RuntimeError\n                 File "shop.py", line 3\n' in capfd.readouterr().out
+
+
 def test_a_result_is_written_byte_for_byte(
     api: ScriptedApi, cli: Cli, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -225,6 +257,24 @@ def test_serve_deploys_again_on_a_change_and_deletes_at_the_end(api: ScriptedApi
         "/functions/shop-till-dev",
     }
     assert json.loads(sent(api, "PUT", "/functions/shop-price-dev")[-1])["retries"] == 3
+
+
+def test_serve_leaves_nothing_behind_when_its_terminal_is_closed(api: ScriptedApi, cli: Cli, file: Path) -> None:
+    cli.logged_in(api)
+    takes(api, file, "-dev")
+    log = cli.home / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            cli.command("fn", "serve", str(file)), env=cli.environ(), stdout=output, stderr=output
+        )
+    try:
+        wait_for(api, "GET", "/functions/shop-till-dev/logs", 1, log)
+        os.kill(process.pid, signal.SIGHUP)
+        assert process.wait(30) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert all(sent(api, "DELETE", f"/functions/{name}-dev") for name in NAMES)
 
 
 def wait_for(api: ScriptedApi, method: str, path: str, count: int, log: Path) -> None:

@@ -24,7 +24,7 @@ class Placed:
 async def place(tx: Tx, draft: Draft, offer: Sku) -> Placed | PenstockError:
     """Claim slots on one node, or say why not. The allocation's row must be there or follow in the transaction."""
     for _ in range(ATTEMPTS_MAX):
-        slots = await room.best_fit(tx, offer, draft.gpus, project_id=draft.project_id)
+        slots = await room.best_fit(tx, offer, draft.gpus, project_id=draft.project_id, serves=draft.serves)
         if not slots:
             return await explain(tx, draft, offer)
         if await claims.take(tx, draft.id, slots, project_id=draft.project_id):
@@ -33,8 +33,8 @@ async def place(tx: Tx, draft: Draft, offer: Sku) -> Placed | PenstockError:
 
 
 async def explain(conn: Reader, draft: Draft, offer: Sku) -> PenstockError:
-    """Why no node fits: scattered, out of service, or simply not there."""
-    now = await room.capacity(conn, offer, project_id=draft.project_id)
+    """Why no node fits: scattered, out of service, without a sidecar, or simply not there."""
+    now = await room.capacity(conn, offer, project_id=draft.project_id, serves=draft.serves)
     gpus = draft.gpus
     wanted = f"{gpus} {offer.thing}{'' if gpus == 1 else 's'} of SKU {offer.name}"
     # The shares of a GPU by MPS are one project's at a time, so what is free for one is not for another.
@@ -48,5 +48,10 @@ async def explain(conn: Reader, draft: Draft, offer: Sku) -> PenstockError:
         return Unhealthy(
             f"{wanted} would fit, but nodes or GPUs are out of service (cordoned, unreachable, quarantined or not"
             f" proved clean); {now.free} {'is' if now.free == 1 else 'are'} free{whose}"
+        )
+    if draft.serves and (anywhere := await room.capacity(conn, offer, project_id=draft.project_id)).free > now.free:
+        return OutOfCapacity(
+            f"out of capacity: {wanted} asked for, {now.free} free{whose} on nodes that serve functions;"
+            f" {anywhere.free - now.free} more are on nodes without a sidecar"
         )
     return OutOfCapacity(f"out of capacity: {wanted} asked for, {now.free} free{whose}")

@@ -50,6 +50,6 @@ async def _without(tx: Tx, held: Sequence[str], offer: Sku, draft: Draft) -> Seq
     trial = tx.conn.transaction()
     await trial.start()
     await stock.let_go(tx, held)
-    slots = await room.best_fit(tx, offer, draft.gpus, project_id=draft.project_id)
+    slots = await room.best_fit(tx, offer, draft.gpus, project_id=draft.project_id, serves=draft.serves)
     await trial.rollback()
     return slots

@@ -366,11 +366,11 @@ async def secrets_referred(conn: Reader, project_ids: Sequence[str]) -> set[tupl
     return {(row["project_id"], row["name"], row["version"]) for row in rows}
 
 
-async def living(conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
-    """Those that run or will run, with their reasons."""
+async def over(conn: Reader, allocation_ids: Sequence[str]) -> dict[str, str]:
+    """Those that neither run nor will run, with their reasons."""
     rows = await conn.fetch(
         "select id, reason from compute.allocations where id = any($1::text[])"
-        " and state in ('requested', 'provisioning', 'active')",
+        " and state not in ('requested', 'provisioning', 'active')",
         allocation_ids,
     )
     return {row["id"]: row["reason"] for row in rows}

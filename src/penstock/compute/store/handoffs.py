@@ -34,7 +34,8 @@ PROMISED: Final = """not exists (
     select 1 from compute.claims c where c.allocation_id = a.id and c.released_at is null
         and not exists (
             select 1 from fleet.placeable_slots p where p.slot_id = c.slot_id and p.kind = {share}
-                and {model} in ('*', p.gpu_model) and (p.kind <> 'mig' or p.profile = {profile})))"""
+                and {model} in ('*', p.gpu_model) and (p.kind <> 'mig' or p.profile = {profile})
+                and ({purpose} <> 'function_worker' or p.serves_functions)))"""
 
 
 async def forget(tx: Tx, allocation_id: str, why: str) -> None:
@@ -104,7 +105,7 @@ _HAND_OVER: Final = f"""
             and a.image = {_N["image"]} and a.runtime = {_N["runtime"]}
             and a.memory_bytes = {_N["memory_bytes"]} and a.cpus = {_N["cpus"]}
             and a.processes_max = {_N["processes_max"]} and a.scratch_bytes = {_N["scratch_bytes"]}
-            and {PROMISED.format(share=_SHARE, model=_MODEL, profile=_PROFILE)}
+            and {PROMISED.format(share=_SHARE, model=_MODEL, profile=_PROFILE, purpose=_N["purpose"])}
             and not exists (
                 select 1 from compute.waiting w where w.sku = {_N["sku"]} and w.gpus = {_N["gpus"]} and not w.reserved)
         order by a.active_at limit 1 for update of a skip locked

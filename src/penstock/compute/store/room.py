@@ -13,10 +13,10 @@ from penstock.compute.topology import Seat, choose
 from penstock.kit.db import Reader
 from penstock.wire.tasks import GpuKind
 
-#: What a SKU asks of a slot: kind, model, MIG profile, memory.
+#: What a SKU asks of a slot: kind, model, MIG profile, memory; and whether its node must serve functions.
 _FITS: Final = f"""
     {{0}}.kind = $1 and ($2 = '{ANY_MODEL}' or {{0}}.gpu_model = $2) and ($1 <> '{GpuKind.MIG}' or {{0}}.profile = $3)
-    and ($1 <> '{GpuKind.MPS}' or {{0}}.memory_bytes >= $4)"""
+    and ($1 <> '{GpuKind.MPS}' or {{0}}.memory_bytes >= $4) and (not $5 or {{0}}.serves_functions)"""
 #: Free slots by rack. A GPU with MPS shares is open to the project that holds some of them, or to all when none are
 #: held and each was proved clean.
 _ROOM: Final = f"""
@@ -38,14 +38,14 @@ _ROOM: Final = f"""
             select 1 from compute.claims c where c.kind = '{GpuKind.MPS}' and c.rack_id = r.rack_id
                 and c.released_at is null and c.project_id <> {{project}}))
     )"""  # noqa: S608
-_OF_SKU: Final = _ROOM.format(held="kind = $1", racks=_FITS.format("r"), project="$5")
+_OF_SKU: Final = _ROOM.format(held="kind = $1", racks=_FITS.format("r"), project="$6")
 #: The tightest GPU for shares, else the tightest node. All shares of a unit by MPS are on one GPU.
 _BEST_FIT: Final = f"""
     with {_OF_SKU},
     node as (
-        select node_id from room where free > 0 and node_id <> all($7) group by node_id
-        having case when $1 = '{GpuKind.MPS}' then max(free) else sum(free) end >= $6
-        order by case when $1 = '{GpuKind.WHOLE}' then null else min(free) filter (where free >= $6) end,
+        select node_id from room where free > 0 and node_id <> all($8) group by node_id
+        having case when $1 = '{GpuKind.MPS}' then max(free) else sum(free) end >= $7
+        order by case when $1 = '{GpuKind.WHOLE}' then null else min(free) filter (where free >= $7) end,
             sum(free), random() limit 1
     )
     select s.slot_id, s.node_id, s.gpu_uuid, s.gpu_index, s.simulated, s.kind, s.whole_uuid, s.rack_id, s.numa_node,
@@ -56,17 +56,19 @@ _BEST_FIT: Final = f"""
 """  # noqa: S608
 
 
-def _asked(offer: Sku) -> tuple[str, str, str, int]:
-    return offer.share.value, offer.gpu_model, offer.mig_profile, offer.share_memory_bytes_min
+def _asked(offer: Sku, *, serves: bool) -> tuple[str, str, str, int, bool]:
+    return offer.share.value, offer.gpu_model, offer.mig_profile, offer.share_memory_bytes_min, serves
 
 
-async def best_fit(conn: Reader, offer: Sku, gpus: int, *, project_id: str) -> Sequence[Seat]:
+async def best_fit(conn: Reader, offer: Sku, gpus: int, *, project_id: str, serves: bool = False) -> Sequence[Seat]:
     """Free slots of the node with the fewest free that still fit, near one another; none when no node fits.
 
-    A node whose slots turn out to be fewer than were counted (its GPUs changed under a claim) is passed over.
+    With `serves`, only nodes that serve functions count. A node whose slots turn out to be fewer than were counted (its
+    GPUs changed under a claim) is passed over.
     """
     passed_over: list[str] = []
-    while free := await _free_on_best_node(conn, offer, gpus, project_id, passed_over):
+    asked = *_asked(offer, serves=serves), project_id, gpus
+    while free := await _free_on_best_node(conn, asked, passed_over):
         chosen = choose(free, gpus)
         if len(chosen) == gpus:
             return chosen
@@ -74,10 +76,8 @@ async def best_fit(conn: Reader, offer: Sku, gpus: int, *, project_id: str) -> S
     return []
 
 
-async def _free_on_best_node(
-    conn: Reader, offer: Sku, gpus: int, project_id: str, passed_over: list[str]
-) -> Sequence[Seat]:
-    rows = await conn.fetch(_BEST_FIT, *_asked(offer), project_id, gpus, passed_over)
+async def _free_on_best_node(conn: Reader, asked: Sequence[object], passed_over: list[str]) -> Sequence[Seat]:
+    rows = await conn.fetch(_BEST_FIT, *asked, passed_over)
     return [Seat(**dict(row)) for row in rows]
 
 
@@ -110,9 +110,9 @@ _CAPACITY: Final = f"""
 """  # noqa: S608
 
 
-async def capacity(conn: Reader, offer: Sku, *, project_id: str) -> Capacity:
-    """What there is for this SKU and project."""
-    row = await conn.fetchrow(_CAPACITY, *_asked(offer), project_id)
+async def capacity(conn: Reader, offer: Sku, *, project_id: str, serves: bool = False) -> Capacity:
+    """What there is for this SKU and project; with `serves`, on nodes that serve functions."""
+    row = await conn.fetchrow(_CAPACITY, *_asked(offer, serves=serves), project_id)
     assert row is not None
     return Capacity(**dict(row))
 

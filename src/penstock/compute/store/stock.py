@@ -172,7 +172,7 @@ async def unfit(tx: Tx, shape: Shape, offer: Sku) -> Sequence[str]:
         f"""
         select a.id from compute.allocations a where {_LIVING} and {_SHAPE.format("a")}
             and (a.memory_bytes <> $4 or a.cpus <> $5 or a.processes_max <> $6 or a.scratch_bytes <> $7
-                or not {PROMISED.format(share="$8", model="$9", profile="$10")})
+                or not {PROMISED.format(share="$8", model="$9", profile="$10", purpose="a.purpose")})
             and not exists (
                 select 1 from compute.claims c join fleet.unplaceable_slots u on u.slot_id = c.slot_id
                 where c.allocation_id = a.id and c.released_at is null and u.node_state = 'unreachable')

@@ -35,6 +35,8 @@ _NULL: Final = b"null"
 #: A multiple of four characters, each four of which are three bytes.
 _BASE64_PIECE: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 20
+#: Text must be taken out of its JSON as a whole; base64 is the way for more.
+_TEXT_BYTES_MAX: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,9 @@ def content(outcome: Outcome, bytes_max: int) -> tuple[int, Iterator[bytes]]:
         text = raw[1:-1]
         padding = sum(1 for end in text[-2:] if end == ord("="))
         length, pieces = len(text) // 4 * 3 - padding, _decoded(text)
-    elif _is_text(raw) and not _is_json(outcome.content_type):
+    elif _is_text(raw) and not is_json(outcome.content_type):
+        if len(raw) > _TEXT_BYTES_MAX:
+            raise TooLarge(_TEXT_BYTES_MAX)
         plain = msgspec.json.decode(raw, type=str).encode()
         length, pieces = len(plain), _pieces(memoryview(plain))
     else:
@@ -123,7 +127,8 @@ def _is_text(raw: memoryview) -> bool:
     return bytes(raw[:1]) == b'"'
 
 
-def _is_json(content_type: str) -> bool:
+def is_json(content_type: str) -> bool:
+    """Whether the bytes of such a body are JSON."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == _CONTENT_TYPE_DEFAULT or kind.endswith("+json")
 

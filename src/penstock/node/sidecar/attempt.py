@@ -5,7 +5,7 @@ framework is done with it, whatever was told by then; a framework that does not 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ from penstock.node.errors import NodeError
 from penstock.node.sidecar import answers
 from penstock.node.sidecar.answers import Outcome
 from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, Refusal, TooLarge, Unready
-from penstock.node.sidecar.framework import Framework
+from penstock.node.sidecar.framework import BUSY, Framework
 from penstock.node.sidecar.gateway import Attempts, NotKept
 from penstock.node.sidecar.output import Pace, Voice
 from penstock.node.sidecar.results import Told
@@ -33,6 +33,7 @@ from penstock.wire.serverless import (
     FailureClass,
     Frame,
     FrameCall,
+    FrameworkReply,
     FrameworkRequest,
     State,
     WorkerDispatchMessage,
@@ -44,6 +45,8 @@ _encode: Final = msgspec.json.Encoder().encode
 _late = Counter("penstock_sidecar_late_answers_total", "Answers of frameworks after the deadline or a cancellation.")
 _WHY_S: Final = 1.0
 _CANCEL_S: Final = 1.0
+_BUSY_S: Final = 5.0
+_BUSY_AGAIN_S: Final = 0.1
 _REPLY_BYTES: Final = 1 << 20
 
 
@@ -54,6 +57,8 @@ class Bounds:
     inline_bytes_max: int = INLINE_BYTES_MAX
     result_bytes_max: int = RESULT_BYTES_MAX
     grace_s: float = 2.0
+    #: A handler's call that is not answered is sent again after this time at first.
+    call_again_s: float = 3.0
     pace: Pace = Pace()  # noqa: RUF009 (frozen)
 
     @property
@@ -74,14 +79,15 @@ class Host(Protocol):
     @property
     def invoke_path(self) -> str: ...
     @property
+    def own_framework(self) -> bool: ...
+    @property
     def memory_bytes(self) -> int: ...
     @property
     def ended(self) -> "asyncio.Future[Ended]": ...
     def started(self, attempt: "Attempt") -> None: ...
     def freed(self) -> None: ...
     def call(self, attempt: "Attempt", call: FrameCall) -> None: ...
-    @property
-    def kill(self) -> Callable[[str], None]: ...
+    def kill(self, reason: str) -> None: ...
     async def say(self, batch: bytes) -> None: ...
     async def tell(self, attempt: "Attempt", told: Told) -> None: ...
 
@@ -159,9 +165,7 @@ class Attempt:
         host.started(self)
         deadline = self._loop.call_later(self.timeout_s, self._expire)
         try:
-            bytes_max = host.bounds.reply_bytes_max
-            reply = await host.framework.invoke(host.invoke_path, request, self._hear, bytes_max=bytes_max)
-            return answers.judged(reply)
+            return answers.judged(await self._reply(request))
         except BrokenAnswer as error:
             return answers.failed(FailureClass.FRAMEWORK_ERROR, error.detail)
         except TooLarge:
@@ -174,12 +178,27 @@ class Attempt:
         finally:
             deadline.cancel()
 
+    async def _reply(self, request: bytes) -> FrameworkReply:
+        """The platform's own framework is busy for a moment after a sidecar before us, with what that one left."""
+        host = self._host
+        until = self._loop.time() + _BUSY_S
+        while True:
+            try:
+                bytes_max = host.bounds.reply_bytes_max
+                return await host.framework.invoke(host.invoke_path, request, self._hear, bytes_max=bytes_max)
+            except BrokenAnswer as error:
+                waits = error.code == BUSY and host.own_framework and self._loop.time() < until
+                if not waits or self._end is not None:
+                    raise
+            await asyncio.sleep(_BUSY_AGAIN_S)
+
     async def _why(self, error: NodeError) -> Outcome:
         """The connection is lost: the agent may know why."""
         host = self._host
         await asyncio.wait({host.ended}, timeout=_WHY_S)
         if not host.ended.done():
-            if isinstance(error, LostConnection) and error.begun:
+            # A word from the agent may be late, or the agent itself away; a framework that listens has not ended.
+            if isinstance(error, LostConnection) and error.begun and await host.framework.listens():
                 return answers.failed(FailureClass.FRAMEWORK_ERROR, f"truncated: {error.detail}")
             return answers.failed(FailureClass.WORKER_LOST, error.detail)
         ended = host.ended.result()

@@ -64,8 +64,10 @@ class Desk:
         self.gateway = gateway
         self.bounds = bounds
         self.ended = ended
-        self.kill = kill
+        self._kill = kill
+        self._doomed = False
         self.invoke_path = serve.serving.invoke_path
+        self.own_framework = serve.serving.framework
         self.memory_bytes = serve.memory_bytes
         self.reports = Reports(letters, bus, in_hand=self.in_hand, running=self._is_running)
         self._letters = letters
@@ -80,7 +82,7 @@ class Desk:
             inline_bytes_max=bounds.inline_bytes_max,
             result_bytes_max=bounds.result_bytes_max,
         )
-        self._calls = Calls(letters, bus, framework)
+        self._calls = Calls(letters, bus, framework, gateway, again_s=bounds.call_again_s)
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -93,6 +95,13 @@ class Desk:
         """Take attempts from now on."""
         await self._progress.__aenter__()
         self._taking = asyncio.get_running_loop().create_task(self._take())
+        self._taking.add_done_callback(self._taken)
+
+    def _taken(self, task: "asyncio.Task[None]") -> None:
+        """A worker that lives and takes nothing would be given more and more."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("taking_failed", worker=self._letters.worker, exc_info=error)
+            self.kill("its sidecar cannot take attempts")
 
     def drain(self) -> None:
         """Take nothing new; what was not begun goes back to the queue."""
@@ -159,6 +168,14 @@ class Desk:
         """A handler calls another function."""
         self._calls.make(attempt.dispatch, call)
 
+    def kill(self, reason: str) -> None:
+        """The unit must end. It gets nothing more, and its function is told why."""
+        self._kill(reason)
+        if not self._doomed:
+            self._doomed = True
+            self.drain()
+            self._spawn(self.reports.unhealthy(reason))
+
     async def say(self, batch: bytes) -> None:
         """Something that a handler said; lost while the queue is away."""
         with suppress(Error):
@@ -224,6 +241,7 @@ class Desk:
             await attempt.run()
         finally:
             del self._attempts[attempt.key]
+            self._calls.forget(attempt.dispatch)
             self._progress.let_go(attempt.message)
             self._room.set()
             _inflight.dec()

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, Unready
+from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, Refusal, Unready
 from penstock.node.sidecar.http1 import Connection, Head
 from penstock.node.sidecar.sockets import FrameworkSocket
 from penstock.node.sidecar.spool import Spool
@@ -22,14 +22,23 @@ T = TypeVar("T")
 Hear: TypeAlias = Callable[[Frame], Awaitable[None]]
 
 _OK: Final = 200
+_UNAVAILABLE: Final = 503
 _SUCCESS: Final = range(200, 300)
 #: Shorter than any server's own patience with an idle connection, so that it does not close while we send.
 _IDLE_S: Final = 2.0
 _IDLE_MAX: Final = 64
 _BUSY_S: Final = 1.0
 _BUSY_AGAIN_S: Final = 0.005
-_EXPLANATION_BYTES_MAX: Final = 4 << 10
+_EXPLANATION_CHARACTERS_MAX: Final = 16 << 10
 _SMALL_BYTES_MAX: Final = 64 << 10
+#: Above this, all but a reply's body must be small: it becomes objects in the memory that all units share.
+_LARGE_BYTES: Final = 4 << 20
+_AROUND_BYTES_MAX: Final = 1 << 20
+_INTERNAL: Final = 500
+#: The code of a framework that says itself that it is of no use.
+BROKEN: Final = "broken"
+#: And of one that says that it takes nothing now.
+BUSY: Final = "busy"
 _reply: Final = msgspec.json.Decoder(FrameworkReply)
 _frame: Final = msgspec.json.Decoder(Frame)
 
@@ -58,23 +67,21 @@ class Framework:
         """Return when it is well; otherwise Unready, Refusal, BrokenAnswer or LostConnection say why not."""
         try:
             async with asyncio.timeout(timeout_s):
-                status = await self.ask("GET", path)
+                status, said = await self.ask("GET", path)
         except TimeoutError:
             raise Unready("health_silent", f"{path} did not answer within {timeout_s:g} s") from None
         if status != _OK:
-            raise Unready("health_status", f"{path} answered {status}")
+            code = BROKEN if status == _INTERNAL else "health_status"
+            raise Unready(code, f"{path} answered {status}" + (f": {said}" if said else ""))
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> int:
-        """The status of a small exchange; what comes with it is read and dropped."""
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, str]:
+        """The status of a small exchange, and what came with it in words."""
         connection = await self._connection()
         try:
             head = await connection.send(method, path, body)
-            spool = Spool(_SMALL_BYTES_MAX)
-            async for piece in connection.body(head):
-                spool.add(piece)
+            return head.status, await _words(connection, head)
         finally:
             self._release(connection)
-        return head.status
 
     async def invoke(self, path: str, body: bytes, hear: Hear, *, bytes_max: int) -> FrameworkReply:
         """The reply. `hear` gets every frame before it, one after the other."""
@@ -82,12 +89,25 @@ class Framework:
         try:
             head = await connection.send("POST", path, body)
             if head.status not in _SUCCESS:
-                raise BrokenAnswer("bad_status", await _explanation(connection, head))
+                said = await _words(connection, head)
+                status = f"the framework answered with status {head.status}"
+                code = BUSY if head.status == _UNAVAILABLE else "bad_status"
+                raise BrokenAnswer(code, f"{status}: {said}" if said else status)
             if head.content_type == FRAMES:
                 return await _read_frames(connection, head, hear, bytes_max)
             return await _read_reply(connection, head, bytes_max)
         finally:
             self._release(connection)
+
+    async def listens(self) -> bool:
+        """Whether it still takes connections."""
+        if self._closed:
+            return False
+        try:
+            (await self._dial()).close()
+        except (Unready, Refusal):
+            return False
+        return True
 
     async def _connection(self) -> Connection:
         if self._closed:
@@ -127,15 +147,30 @@ class Framework:
         connection.close()
 
 
-async def _explanation(connection: Connection, head: Head) -> str:
-    """The status, and the beginning of what came with it: the tenant's own words for the tenant."""
+class _Trouble(msgspec.Struct, frozen=True):
+    """How the platform's own framework says what is wrong."""
+
+    error: str
+    traceback: str = ""
+
+
+_trouble: Final = msgspec.json.Decoder(_Trouble)
+
+
+async def _words(connection: Connection, head: Head) -> str:
+    """The beginning of what came: the tenant's own words for the tenant. Of more than a little the rest is not read,
+    and the connection is then not used again."""
     text = bytearray()
     async for piece in connection.body(head):
         text += piece
-        if len(text) >= _EXPLANATION_BYTES_MAX:
+        if len(text) >= _SMALL_BYTES_MAX:
             break
-    said = text[:_EXPLANATION_BYTES_MAX].decode(errors="replace").strip()
-    return f"the framework answered with status {head.status}" + (f": {said}" if said else "")
+    try:
+        trouble = _trouble.decode(text)
+        said = f"{trouble.error}\n{trouble.traceback}"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        said = text.decode(errors="replace")
+    return said.strip()[:_EXPLANATION_CHARACTERS_MAX]
 
 
 async def _read_reply(connection: Connection, head: Head, bytes_max: int) -> FrameworkReply:
@@ -145,7 +180,10 @@ async def _read_reply(connection: Connection, head: Head, bytes_max: int) -> Fra
             spool.add(piece)
         if not spool:
             raise BrokenAnswer("empty", f"the framework's answer (status {head.status}) is empty")
-        return _decoded(_reply, spool.take())
+        data = spool.take()
+        if len(data) > _LARGE_BYTES:
+            _check_around(data, _decoded(_outline, data))
+        return _decoded(_reply, data)
     finally:
         spool.close()
 
@@ -159,7 +197,10 @@ async def _read_frames(connection: Connection, head: Head, hear: Hear, bytes_max
             for end in ends:
                 line.add(end)
                 if line:
-                    frame = _decoded(_frame, line.take())
+                    data = line.take()
+                    if len(data) > _LARGE_BYTES:
+                        _check_around(data, _decoded(_framed, data).reply)
+                    frame = _decoded(_frame, data)
                     if frame.reply is not None:
                         return frame.reply
                     await hear(frame)
@@ -167,6 +208,25 @@ async def _read_frames(connection: Connection, head: Head, hear: Hear, bytes_max
     finally:
         line.close()
     raise LostConnection("the frames ended without a reply", begun=True)
+
+
+class _Outline(msgspec.Struct, frozen=True):
+    """A reply of which nothing but its body is looked at; all else is passed over."""
+
+    body: msgspec.Raw = msgspec.Raw()
+
+
+class _Framed(msgspec.Struct, frozen=True):
+    reply: _Outline | None = None
+
+
+_outline: Final = msgspec.json.Decoder(_Outline)
+_framed: Final = msgspec.json.Decoder(_Framed)
+
+
+def _check_around(data: bytes | mmap.mmap, outline: _Outline | None) -> None:
+    if outline is None or len(data) - len(memoryview(outline.body)) > _AROUND_BYTES_MAX:
+        raise BrokenAnswer("bad_answer", f"apart from a body, an answer has at most {_AROUND_BYTES_MAX} bytes")
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes | mmap.mmap) -> T:

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.kit.clock import backoff_s
 from penstock.node.errors import NodeError
-from penstock.wire.serverless import ATTEMPTS_PATH, Reference, WorkerDispatchMessage
+from penstock.wire.serverless import ATTEMPTS_PATH, CALLED_PATH, Reference, WorkerDispatchMessage
 
 T = TypeVar("T")
 
@@ -27,6 +27,9 @@ _REFUSED: Final = range(400, 500)
 _AGAIN: Final = (408, 425, 429)
 _TOO_LARGE: Final = 413
 _ANSWER_BYTES_MAX: Final = 64 << 10
+#: Large bodies on their way at once, of all workers.
+_CALLED_MAX: Final = 4
+_STORED_MAX: Final = 8
 _reference: Final = msgspec.json.Decoder(Reference)
 
 
@@ -40,23 +43,35 @@ class Attempts:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
         self._url = url.rstrip("/")
+        self._called = asyncio.Semaphore(_CALLED_MAX)
+        self._stored = asyncio.Semaphore(_STORED_MAX)
 
     async def payload(self, dispatch: WorkerDispatchMessage, wanted: Reference) -> bytes:
         """The invocation's payload, checked against what the dispatch says of it."""
-        data = await _tried(lambda: self._fetch(dispatch, wanted.bytes), _FETCH_S)
-        if len(data) != wanted.bytes or hashlib.sha256(data).hexdigest() != wanted.sha256:
+        data = await _tried(lambda: self._fetch(dispatch, "payload", wanted.bytes), _FETCH_S)
+        if not _is(data, wanted):
             raise NotKept("altered", "the payload is not the one that was accepted")
+        return data
+
+    async def called(self, dispatch: WorkerDispatchMessage, invocation_id: str, wanted: Reference) -> bytes:
+        """The result of an invocation that this attempt made."""
+        path = CALLED_PATH.format(invocation=quote(invocation_id, safe=""))
+        async with self._called:
+            data = await _tried(lambda: self._fetch(dispatch, path, wanted.bytes), _FETCH_S)
+        if not _is(data, wanted):
+            raise NotKept("altered", "the result is not the one that was told")
         return data
 
     async def store(
         self, dispatch: WorkerDispatchMessage, content: Callable[[], tuple[int, Iterator[bytes]]], content_type: str
     ) -> Reference:
         """Keep a result's body; `content` makes it anew for every try."""
-        return await _tried(lambda: self._put(dispatch, content, content_type), _STORE_S)
+        async with self._stored:
+            return await _tried(lambda: self._put(dispatch, content, content_type), _STORE_S)
 
-    async def _fetch(self, dispatch: WorkerDispatchMessage, bytes_max: int) -> bytes:
+    async def _fetch(self, dispatch: WorkerDispatchMessage, path: str, bytes_max: int) -> bytes:
         async with self._session.get(
-            self._path(dispatch) + "payload", headers=_bearer(dispatch), timeout=_patience(), allow_redirects=False
+            self._path(dispatch) + path, headers=_bearer(dispatch), timeout=_patience(), allow_redirects=False
         ) as answer:
             _check(answer.status)
             data = bytearray()
@@ -88,6 +103,10 @@ class Attempts:
     def _path(self, dispatch: WorkerDispatchMessage) -> str:
         project, invocation = quote(dispatch.projectID, safe=""), quote(dispatch.invocationID, safe="")
         return self._url + ATTEMPTS_PATH.format(project=project, invocation=invocation)
+
+
+def _is(data: bytes, wanted: Reference) -> bool:
+    return len(data) == wanted.bytes and hashlib.sha256(data).hexdigest() == wanted.sha256
 
 
 async def _sent(pieces: Iterator[bytes], seen: Callable[[bytes], object]) -> AsyncIterator[bytes]:

@@ -6,7 +6,7 @@ from typing import IO, Final
 
 from penstock.node.sidecar.errors import TooLarge
 
-_MEMORY_BYTES_MAX: Final = 4 << 20
+_MEMORY_BYTES_MAX: Final = 1 << 20
 
 
 class Spool:

@@ -18,7 +18,7 @@ from penstock.node.errors import NodeError
 from penstock.node.sidecar.attempt import Bounds
 from penstock.node.sidecar.desk import Desk
 from penstock.node.sidecar.errors import Refusal
-from penstock.node.sidecar.framework import Framework
+from penstock.node.sidecar.framework import BROKEN, Framework
 from penstock.node.sidecar.gateway import Attempts
 from penstock.node.sidecar.letters import Letters
 from penstock.node.sidecar.sockets import FrameworkSocket
@@ -44,7 +44,7 @@ class Surroundings:
 
     nats_url: str
     gateway: Attempts
-    heartbeat_s: float = 3.0
+    report_s: float = 3.0
     bounds: Bounds = Bounds()  # noqa: RUF009 (frozen)
 
 
@@ -110,6 +110,7 @@ class Worker:
             self._connected = await connecting
         finally:
             connecting.cancel()
+            await asyncio.wait({connecting})
         await self._subscribe(self._connected)
         if trouble:
             _ready.labels("unhealthy").inc()
@@ -121,7 +122,7 @@ class Worker:
         await self._desk.reports.registered()
         self._log.info("worker_ready", framework_s=round(ready_s, 4), all_s=round(loop.time() - began, 4))
         while True:
-            await asyncio.sleep(self._around.heartbeat_s)
+            await asyncio.sleep(self._around.report_s)
             await self._desk.reports.heartbeat()
 
     def _connect(self) -> AbstractAsyncContextManager[Bus]:
@@ -151,6 +152,9 @@ class Worker:
             except Refusal as error:
                 return str(error)
             except NodeError as error:
+                if error.code == BROKEN and serving.framework:
+                    # The platform's own framework has tried already, and knows why the handler cannot be used.
+                    return error.detail
                 trouble = error
             else:
                 return ""

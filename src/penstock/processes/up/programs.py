@@ -36,6 +36,8 @@ _PRIVATE: Final = (
     *("DATABASE_URL", "NATS_URL", "TEMPORAL_ADDRESS", "PKI_DIR", "SECRETS_DIR", "ACTIVATOR_NATS_ISSUER_SEED_FILE"),
     *(*_OBJECTS, *_PAYMENTS),
 )
+#: The agent's own, such as its enrolment token.
+_AGENTS: Final = "PENSTOCK_AGENT_"
 _HEALTH_TIMEOUT_S: Final = 2.0
 #: The agent stops its units first.
 _AGENT_GRACE_S: Final = 45.0
@@ -126,12 +128,15 @@ def sidecar(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]
         "PENSTOCK_SIDECAR_NATS_URL": _bare(addresses.nats_url),
         **_public(addresses),
     }
-    return _process("sidecar", folder, {**_without_private(environ), **given})
+    own = {name: value for name, value in _without_private(environ).items() if not name.startswith(_AGENTS)}
+    return _process("sidecar", folder, {**own, **given})
 
 
 def _without_private(environ: Mapping[str, str]) -> dict[str, str]:
-    hidden = {f"PENSTOCK_{name}" for name in _PRIVATE}
-    return {name: value for name, value in environ.items() if name not in hidden}
+    """Also without what a process of the control plane has for itself, such as PENSTOCK_WORKER_DATABASE_URL."""
+    hidden = tuple(f"PENSTOCK_{name}" for name in _PRIVATE)
+    theirs = tuple(f"PENSTOCK_{process.upper()}_" for process in CONTROL)
+    return {name: value for name, value in environ.items() if name not in hidden and not name.startswith(theirs)}
 
 
 def _sidecar_uid(folder: DataFolder, environ: Mapping[str, str]) -> int:

@@ -85,8 +85,10 @@ class Inside:
 
     def forget(self, exchange: Exchange) -> None:
         """The invocation is over or not wanted: whoever waits in it for another one need not."""
-        for call in [call for call, (owner, _) in self._waiting.items() if owner is exchange]:
-            _, future = self._waiting.pop(call)
+        # A copy: other threads make calls meanwhile.
+        for call, (owner, future) in list(self._waiting.items()):
+            if owner is not exchange or self._waiting.pop(call, None) is None:
+                continue
             if future.set_running_or_notify_cancel():
                 future.set_exception(FunctionCancelled("the invocation that made this call was cancelled or has ended"))
 
@@ -94,6 +96,8 @@ class Inside:
         exchange = invocation.running()
         if not isinstance(exchange, Exchange):
             raise FunctionError("only code that runs for an invocation can call other functions here")
+        if exchange.over or exchange.cancelled:
+            raise FunctionCancelled("the invocation that makes this call was cancelled or has ended")
         call, future = os.urandom(8).hex(), Future()
         self._waiting[call] = (exchange, future)
         head = dumps({"call": call, "function": function, "mode": mode, "contentType": payload.content_type})
@@ -113,13 +117,6 @@ class Inside:
 
 
 def _answer(message: dict[str, Any]) -> Answer:
-    if message.get("bodyRef"):
-        return Answer(
-            str(message.get("invocationID", "")),
-            "failed",
-            error="the result is too large for a call between functions: store it as an object and pass its key",
-            failure_class="result_too_large",
-        )
     return Answer(
         invocation_id=str(message.get("invocationID", "")),
         state=str(message.get("state", "")),

@@ -8,7 +8,9 @@ from penstock.sdk.functions import invocation
 
 
 class Listener(Protocol):
-    """An invocation that hears what its code prints."""
+    """An invocation that hears what its code prints, until it is `over`."""
+
+    over: bool
 
     def write(self, stream: str, text: str) -> None:
         """More of it."""
@@ -25,10 +27,10 @@ class Router:
 
     def write(self, text: str) -> int:
         """To whom it belongs."""
-        listener = None if _forked else invocation.running()
-        if listener is None:
+        listener = cast("Listener | None", None if _forked else invocation.running())
+        if listener is None or listener.over:
             return self._stream.write(text)
-        cast("Listener", listener).write(self._name, text)
+        listener.write(self._name, text)
         return len(text)
 
     def writelines(self, lines: Any) -> None:

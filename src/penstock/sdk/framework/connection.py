@@ -15,8 +15,8 @@ _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\
 
 
 class Connection(asyncio.Protocol):
-    """One connection of the sidecar's. `serve` is called with each whole request; `lost` when nobody listens any more.
-    One connection of the sidecar's. `serve` is called with each whole request; `lost` when nobody listens any more."""
+    """One connection of the sidecar's. `serve` is called with each whole request, `lost` when nobody listens any more.
+    `resumed` is called when there is room to write."""
 
     FRAMES_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
 

@@ -67,7 +67,12 @@ class Exchange:
 
     def progress(self, report: Any) -> None:
         """How far the handler is."""
-        self.say(b'{"progress":' + json.dumps(report, default=str).encode() + b"}")
+        try:
+            text = json.dumps(report, default=str, allow_nan=False)
+        except ValueError:
+            # A number that JSON does not have.
+            text = json.dumps(str(report))
+        self.say(b'{"progress":' + text.encode() + b"}")
 
     def write(self, stream: str, text: str) -> None:
         """What the handler prints, line by line."""

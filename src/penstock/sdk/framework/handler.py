@@ -100,7 +100,8 @@ class Handler:
 
     def bind(self, content_type: str, payload: Any) -> Bound:
         """The call that a payload asks for."""
-        call = values.decode_call(content_type, payload, self._module) if self._module else None
+        methods = self._class.methods if self._class else ()
+        call = values.decode_call(content_type, payload, self._module, methods) if self._module else None
         chosen = self._targets[self._class.chosen(call.method if call else "") if self._class else ""]
         if call is None:
             args, kwargs = chosen.arguments(payload)

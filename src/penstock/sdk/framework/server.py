@@ -5,6 +5,7 @@ nothing else runs, since its thread cannot be got back in any other way.
 """
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import json
@@ -55,7 +56,9 @@ class Framework:
 
     def sole(self) -> "Exchange | None":
         """The only invocation that runs."""
-        return next(iter(self._running)) if len(self._running) == 1 else None
+        # A copy: any thread may ask.
+        running = list(self._running)
+        return running[0] if len(running) == 1 else None
 
     def _health(self, connection: Connection, _: bytes) -> None:
         connection.answer(500 if self._broken else 200, self._broken or b'{"status":"ok"}')
@@ -221,6 +224,8 @@ def _status(error: BaseException) -> int:
 def end_process(status: int) -> None:
     """At once: a handler that hangs would keep the interpreter from ending by itself."""
     for stream in (sys.__stdout__, sys.__stderr__):
-        if stream is not None:
-            stream.flush()
+        # Whatever a handler did to it must not keep the process alive.
+        with contextlib.suppress(Exception):
+            if stream is not None:
+                stream.flush()
     os._exit(status)

@@ -98,7 +98,7 @@ class Cls:
             return self.methods[0]
         known = ", ".join(self.methods)
         said = f"no method {name!r}" if name else "the call names no method"
-        raise FunctionError(f"{said}; {self.name} has: {known}")
+        raise FunctionError(f'{said}; {self.name} has: {known}. Send {{"method": …, "args": […], "kwargs": {{…}}}}')
 
 
 async def _wait(done: Any) -> None:

@@ -10,8 +10,7 @@ class ResultTimeout(FunctionError, TimeoutError):
 
 
 class RemoteError(FunctionError):
-    """The invocation ended without a result. `traceback` has the frames of the handler's own code, if it came to that.
-    The invocation ended without a result. `traceback` has the frames of the handler's own code, if it came to that."""
+    """The invocation ended without a result. `traceback` has the frames of the handler's own code, if there are any."""
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, cast
 
 JSON = "application/json"
@@ -93,16 +94,17 @@ def encode_call(args: "tuple[Any, ...]", kwargs: "dict[str, Any]", method: str =
     return Payload(PICKLE, dumps(_pickled((args, kwargs, method))))
 
 
-def decode_call(content_type: str, payload: Any, module: str = "") -> "Call | None":
+def decode_call(content_type: str, payload: Any, module: str = "", methods: "Sequence[str]" = ()) -> "Call | None":
     """The call in a payload; None when it is a plain one. `module` is where classes of the caller's main program are.
-    The call in a payload; None when it is a plain one. `module` is where classes of the caller's main program are."""
+    A payload that names one of `methods` may leave out the arguments that there are none of."""
     if content_type == PICKLE and isinstance(payload, str):
         args, kwargs, method = _unpickled(payload, {"__main__": module} if module else {})
         return Call(tuple(args), dict(kwargs), str(method), sdk=True)
     if not isinstance(payload, dict):
         return None
     body = cast("dict[str, Any]", payload)
-    args, kwargs = body.get("args"), body.get("kwargs")
+    named_method = body.get("method") in methods
+    args, kwargs = body.get("args", [] if named_method else None), body.get("kwargs", {} if named_method else None)
     if not isinstance(args, list) or not isinstance(kwargs, dict) or not body.keys() <= _KEYS:
         return None
     positional, named = cast("list[Any]", args), cast("dict[str, Any]", kwargs)

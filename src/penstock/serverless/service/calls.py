@@ -13,10 +13,12 @@ from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError
 from penstock.serverless.model import Mode, State
-from penstock.serverless.service.invoke import Invoker, function_name
+from penstock.serverless.service.drafting import Asked, function_name
+from penstock.serverless.service.invoke import Invoker
+from penstock.serverless.service.outcomes import Accepted, ended
 from penstock.serverless.service.proofs import Keys
 from penstock.serverless.service.results import discarded, security
-from penstock.serverless.service.telling import Teller, call_inbox
+from penstock.serverless.service.telling import Teller, call_answer, call_inbox
 from penstock.serverless.store import sayings
 from penstock.serverless.store.sayings import Parent
 from penstock.wire import subjects
@@ -61,24 +63,27 @@ class Calls:
         await self._call(parent, message)
 
     async def _call(self, parent: Parent, message: CallMessage) -> None:
-        try:
-            accepted = await self._accept(parent, message)
-        except PenstockError as error:
-            await self._answer(parent, message, _refusal(message.call, error))
-            return
-        if message.mode is Mode.ASYNC:
-            answer = CallAnswer(call=message.call, invocationID=accepted, state=State.QUEUED, statusCode=202)
-            await self._answer(parent, message, answer)
-
-    async def _accept(self, parent: Parent, message: CallMessage) -> str:
-        caller = _caller(parent)
-        name = function_name(message.function, parent.project_id)
         digest = hashlib.sha256(f"{parent.id}/{message.token}/{message.call}".encode()).hexdigest()
+        invocation_id = f"call-{digest[:32]}"
+        try:
+            existing = (await self._accept(parent, message, invocation_id)).existing
+        except PenstockError as error:
+            # A call that was accepted before is not refused for what has changed since.
+            existing = await self._invoker.find(parent.project_id, invocation_id)
+            if existing is None:
+                await self._answer(parent, message, _refusal(message.call, error))
+                return
+        if message.mode is Mode.ASYNC:
+            answer = CallAnswer(call=message.call, invocationID=invocation_id, state=State.QUEUED, statusCode=202)
+            await self._answer(parent, message, answer)
+        elif existing is not None and existing.ended:
+            # It is asked for again: the answer was lost.
+            await self._answer(parent, message, call_answer(message.call, ended(existing)))
+
+    async def _accept(self, parent: Parent, message: CallMessage, invocation_id: str) -> Accepted:
         reply = call_inbox(parent.request, message.workerName, message.call) if message.mode is Mode.SYNC else ""
-        return await self._invoker.call(
-            caller,
-            name,
-            invocation_id=f"call-{digest[:32]}",
+        asked = Asked(
+            id=invocation_id,
             payload=bytes(message.payload),
             content_type=message.contentType,
             mode=message.mode,
@@ -86,6 +91,7 @@ class Calls:
             reply_to=reply,
             parent_id=parent.id,
         )
+        return await self._invoker.call(_caller(parent), function_name(message.function, parent.project_id), asked)
 
     async def _answer(self, parent: Parent, message: CallMessage, answer: CallAnswer) -> None:
         key = await self._keys.of(message.workerName)

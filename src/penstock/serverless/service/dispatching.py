@@ -42,7 +42,7 @@ class Dispatcher:
     def freed(self, rows: Iterable[Committed]) -> None:
         """Slots became free: look at the functions that something waits for. What came while the last one was being
         freed is not in its row, but its own round found no slot."""
-        self.point({row.function_id for row in rows if row.more or row.function_id in self._short})
+        self.point({row.function_id for row in rows if row.more or row.waiting or row.function_id in self._short})
 
     def point(self, function_ids: Iterable[str], heard: Iterable[Msg] = ()) -> None:
         """Look at these in the next round, and acknowledge after it what was heard of them."""

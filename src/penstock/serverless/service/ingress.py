@@ -42,6 +42,8 @@ class Ingress:
             except ValueError as error:
                 await self._bury(message, str(error))
                 continue
+            # Only its acknowledgement is still needed, and that may take a while.
+            message.data = b""
             found = await self._find(*name)
             self._dispatcher.point([found] if found else [], [message])
 

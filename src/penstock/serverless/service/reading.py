@@ -44,7 +44,7 @@ def result(data: bytes) -> InvocationResultMessage:
         raise Unreadable(FailureClass.MALFORMED_MESSAGE, f"not JSON: {error}") from error
     if message.version != VERSION:
         raise Unreadable(FailureClass.UNSUPPORTED_VERSION, f"version {message.version[:32]!r} is not understood")
-    return _checked(message)
+    return _checked(_named(message))
 
 
 def _mended(data: bytes, complaint: str) -> InvocationResultMessage:
@@ -66,7 +66,7 @@ def _mended(data: bytes, complaint: str) -> InvocationResultMessage:
         "durationMs": told.get("durationMs", 0),
     }
     try:
-        return _checked(msgspec.convert(kept, InvocationResultMessage))
+        return _checked(_named(msgspec.convert(kept, InvocationResultMessage)))
     except msgspec.ValidationError as error:
         raise Unreadable(FailureClass.MALFORMED_MESSAGE, complaint) from error
 
@@ -77,12 +77,21 @@ _IDENTITY: Final = (
 )
 
 
+def _named(message: InvocationResultMessage) -> InvocationResultMessage:
+    """Names that Postgres can look for."""
+    if any("\0" in name for name in (message.invocationID, message.projectID, message.workerName)):
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, "a name has a zero byte")
+    return message
+
+
 def _checked(message: InvocationResultMessage) -> InvocationResultMessage:
     if message.state not in _ENDS:
         return failed(message, FailureClass.FRAMEWORK_ERROR, f"{message.state} is no end of an attempt")
     if bad := [name for name, value in message.headers.items() if _has_break(name + value)]:
         message = msgspec.structs.replace(message, headers={k: v for k, v in message.headers.items() if k not in bad})
         return failed(message, FailureClass.FRAMEWORK_ERROR, f"header {bad[0][:64]!r} has a line break")
+    if message.bodyRef is not None and "\0" in message.bodyRef.key:
+        return failed(message, FailureClass.FRAMEWORK_ERROR, "the result's key has a zero byte")
     if message.bodySHA256 and hashlib.sha256(bytes(message.body)).hexdigest() != message.bodySHA256:
         return failed(message, FailureClass.INTEGRITY, "the body is not what the worker sent")
     if len(bytes(message.body)) > INLINE_BYTES_MAX + ERROR_BYTES_MAX:
@@ -124,11 +133,11 @@ def ending(message: InvocationResultMessage) -> Ending | None:
         worker_id=message.workerName,
         state=message.state,
         status_code=message.statusCode,
-        content_type=message.contentType[:255],
+        content_type=_text(message.contentType)[:255],
         headers=message.headers,
         body=bytes(message.body),
         body_ref=msgspec.to_builtins(message.bodyRef) if message.bodyRef else None,
-        encoding=message.encoding[:32],
+        encoding=_text(message.encoding)[:32],
         failure_class=message.failureClass or "",
         error=_text(message.error),
         error_type=_text(message.errorType)[:255],

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 
+from penstock.kit.clock import utc_now
 from penstock.kit.db import Database
 from penstock.kit.telemetry import logger
 from penstock.serverless.model import Limits
@@ -40,11 +41,12 @@ class Reports:
         proved = await self._keys.proved(read)
         if len(proved) < len(read):
             security.labels("metric_proof").inc(len(read) - len(proved))
-        await self._apply(proved)
+        # Together they are as old as the oldest: a worker says everything again soon.
+        await self._apply(proved, age_s=max(map(_age_s, messages)))
         for message in messages:
             await message.ack()
 
-    async def _apply(self, reports: Sequence[WorkerMetricMessage]) -> None:
+    async def _apply(self, reports: Sequence[WorkerMetricMessage], *, age_s: float) -> None:
         await self._started([each for each in reports if each.eventType is MetricType.INVOCATION_STARTED])
         heard = [each for each in reports if each.eventType in _ALIVE]
         await self._alive(heard)
@@ -52,7 +54,7 @@ class Reports:
             if each.eventType is MetricType.UNHEALTHY:
                 await self._warden.unhealthy(each.workerName, each.error)
         for each in {each.workerName: each for each in heard if each.eventType is MetricType.HEARTBEAT}.values():
-            await self._warden.compare(each)
+            await self._warden.compare(each, age_s=age_s)
 
     async def _alive(self, heard: Sequence[WorkerMetricMessage]) -> None:
         if not heard:
@@ -86,4 +88,17 @@ def _read(message: Msg) -> WorkerMetricMessage | None:
     if report.version != VERSION:
         discarded.labels("metric", "unsupported_version").inc()
         return None
+    if not _can_be_kept(report):
+        discarded.labels("metric", "invalid_metric").inc()
+        return None
     return report
+
+
+def _can_be_kept(report: WorkerMetricMessage) -> bool:
+    """Postgres knows neither zero bytes nor numbers of any size; nobody honest sends them."""
+    names = (report.workerName, report.workerNamespace, *(invocation_id for invocation_id, _ in report.attempts))
+    return not any("\0" in name for name in names) and all(0 <= n < 1 << 31 for _, n in report.attempts)
+
+
+def _age_s(message: Msg) -> float:
+    return (utc_now() - message.metadata.timestamp).total_seconds()

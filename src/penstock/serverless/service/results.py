@@ -12,7 +12,7 @@ from penstock.kit.bus import Bus
 from penstock.kit.clock import utc_now
 from penstock.kit.db import Database
 from penstock.kit.telemetry import logger
-from penstock.serverless.model import Committed, Ending
+from penstock.serverless.model import Ending
 from penstock.serverless.service import reading
 from penstock.serverless.service.dispatching import Dispatcher
 from penstock.serverless.service.reading import Unreadable
@@ -84,25 +84,24 @@ class Results:
     async def _commit(self, read: Sequence[Read]) -> None:
         async with self._db.read() as conn:
             done = await commits.commit(conn, [each.ending for each in read])
-        told = {f"{each.ending.project_id}/{each.ending.id}": each.message for each in read}
-        await self._teller.ended(done, told)
+        # By token: whoever else spoke of the same invocation is not believed.
+        told = [(row, each.message) for each in read if (row := done.get(each.ending.token)) is not None]
+        await self._teller.answered(told)
         # A worker that its own sidecar cannot reach must not get the next attempt too.
-        for row in done:
-            if row.waiting and told[f"{row.project_id}/{row.id}"].failureClass is FailureClass.WORKER_LOST:
+        for row, message in told:
+            if row.waiting and message.failureClass is FailureClass.WORKER_LOST:
                 await self._lost(row.worker_id, row.error)
-        self._dispatcher.freed(done)
+        self._dispatcher.freed(done.values())
         if len(done) < len(read):
-            await self._explain(read, done)
+            await self._explain([each for each in read if each.ending.token not in done])
 
     async def _bury(self, message: Msg, error: Unreadable) -> None:
         discarded.labels("result", error.failure).inc()
         await bury(self._bus, message, source="result", failure=error.failure, error=error.detail)
         await message.term()
 
-    async def _explain(self, read: Sequence[Read], done: Sequence[Committed]) -> None:
+    async def _explain(self, left: Sequence[Read]) -> None:
         """Say why some counted for nothing: they came late, or twice, or are nobody's."""
-        counted = {(row.project_id, row.id) for row in done}
-        left = [each for each in read if (each.ending.project_id, each.ending.id) not in counted]
         async with self._db.read() as conn:
             known = await commits.standing(conn, [(each.ending.project_id, each.ending.id) for each in left])
         for each in left:

@@ -45,6 +45,9 @@ def _read(message: Msg) -> list[Said]:
     if read.version != VERSION:
         discarded.labels("output", "unsupported_version").inc()
         return []
+    if "\0" in read.projectID + read.invocationID or not 0 <= read.attempt < 1 << 31:
+        discarded.labels("output", "malformed_message").inc()
+        return []
     return [
         Said(
             project_id=read.projectID,
@@ -62,7 +65,7 @@ def _read(message: Msg) -> list[Said]:
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(text.encode(errors="surrogatepass"), type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeError):
+        msgspec.json.decode(text.encode(errors="surrogatepass"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
     return True

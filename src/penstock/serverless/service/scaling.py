@@ -30,6 +30,9 @@ from penstock.wire.serverless import FailureClass
 _log = logger(__name__)
 #: So many are made by one look; the next one goes on.
 _AT_ONCE: Final = 16
+#: Provisioning has deadlines of its own; a worker that was not heard of long after them never will be.
+_PROVISIONING_S: Final = 180.0
+_BUILDING_S: Final = 600.0
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 #: Workers of a version that failed to start so often in a row condemn what waits for it.
 _HOPELESS: Final = 3
@@ -126,8 +129,7 @@ class Scaler:
             demand=demand,
             request=request,
             allocation_id=allocation_id,
-            # Provisioning has deadlines of its own; this one is for the framework after it.
-            start_s=definition.start_timeout_s + 900,
+            start_s=definition.start_timeout_s + (_BUILDING_S if definition.runtime else 0) + _PROVISIONING_S,
             unknown=secrets.token_bytes(32),
         )
         _log.info("worker_made", worker=worker_id, function_id=demand.id, allocation_id=allocation_id)
@@ -142,6 +144,9 @@ class Scaler:
         """A worker did not start. After a few in a row, what waits is not kept waiting for ever."""
         demand = await workers.demand(tx, worker.function_id)
         if demand is None or worker.version != demand.version:
+            return
+        if demand.create_after is not None and worker.created_at < demand.create_after:
+            # It was made before the last failure: what ended several at once is one failure.
             return
         failures = demand.failures + 1
         pause_s = min(self._limits.create_again_s * 2**failures, self._limits.create_again_max_s)

@@ -110,7 +110,8 @@ def call_inbox(request: str, worker: str, call: str) -> str:
     return f"{_CALL}{request} {worker} {call}"
 
 
-def _call_answer(call: str, end: Result) -> CallAnswer:
+def call_answer(call: str, end: Result) -> CallAnswer:
+    """What the handler that called is told."""
     return CallAnswer(
         call=call,
         invocationID=end.invocationID,
@@ -147,18 +148,19 @@ class Teller:
             subject, headers, body = dispatch_message(each)
             await self._publish(subject, body, headers=headers)
 
-    async def ended(
-        self, rows: Iterable[Committed], messages: dict[str, InvocationResultMessage] | None = None
-    ) -> None:
+    async def ended(self, rows: Iterable[Committed]) -> None:
+        """The same of what no worker told."""
+        await self.answered((row, None) for row in rows)
+
+    async def answered(self, rows: Iterable[tuple[Committed, InvocationResultMessage | None]]) -> None:
         """To whoever waits: callers in their inboxes, those who follow by a hint, and the queue's own watchers where no
         worker told them."""
-        for row in rows:
+        for row, message in rows:
             if row.mode is not Mode.SYNC:
                 self._bus.hint(subjects.invocation(row.id))
             if row.waiting:
                 continue
             _ended.labels(row.state, row.failure_class).inc()
-            message = (messages or {}).get(f"{row.project_id}/{row.id}")
             if row.reply_to:
                 await self._answer(row, result(row, message))
             if message is None:
@@ -173,7 +175,7 @@ class Teller:
             return
         _, request, worker, call = row.reply_to.split(" ")
         if (key := await self._keys.of(worker)) is not None:
-            await self.answer_call(request=request, worker=worker, mac_key=key, answer=_call_answer(call, end))
+            await self.answer_call(request=request, worker=worker, mac_key=key, answer=call_answer(call, end))
 
     async def _publish_result(self, row: Committed) -> None:
         """What ended without a worker is told like all others. The token is empty: nothing is committed by it again."""

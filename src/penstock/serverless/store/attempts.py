@@ -24,3 +24,13 @@ async def current(conn: Reader, *, project_id: str, invocation_id: str, token: b
         token,
     )
     return Attempt(**dict(row)) if row else None
+
+
+async def called(conn: Reader, *, project_id: str, parent_id: str, invocation_id: str) -> dict[str, Any] | None:
+    """Where the result of an invocation that another one made is kept, if it is kept apart."""
+    return await conn.fetchval(
+        "select result_ref from serverless.invocations where project_id = $1 and id = $3 and parent_id = $2",
+        project_id,
+        parent_id,
+        invocation_id,
+    )

@@ -14,10 +14,10 @@ _CLAIM: Final = """
     with due as (
         select c.id from (
             select distinct project_id from serverless.callbacks
-            where next_at <= clock_timestamp() and delivered_at is null and failed_at is null
+            where next_at <= statement_timestamp() and delivered_at is null and failed_at is null
         ) as p cross join lateral (
             select id, next_at from serverless.callbacks
-            where project_id = p.project_id and next_at <= clock_timestamp() and delivered_at is null
+            where project_id = p.project_id and next_at <= statement_timestamp() and delivered_at is null
                 and failed_at is null
             order by next_at limit $2 for update skip locked
         ) as c order by c.next_at limit $1
@@ -54,7 +54,7 @@ async def any_due(conn: Reader) -> bool:
     """Whether there is something to send; asked often, and cheap."""
     return bool(
         await conn.fetchval(
-            "select exists (select 1 from serverless.callbacks where next_at <= clock_timestamp()"
+            "select exists (select 1 from serverless.callbacks where next_at <= statement_timestamp()"
             " and delivered_at is null and failed_at is null)"
         )
     )

@@ -2,6 +2,7 @@
 
 Workers are locked in the order of their ids, here and wherever several are; invocations are never waited for. So two
 activators can work on the same function at the same time: the second sees the slots that the first one left.
+Times are compared with the statement's: with the clock's, which moves while a statement runs, no index could be used.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from penstock.serverless.model import Announcement, Claimed
 
 _FIELDS: Final = tuple(Claimed.__dataclass_fields__)
 _RETURNED: Final = ", ".join(_FIELDS)
+#: Of payloads that are announced again together.
+_BYTES_MAX: Final = 16 << 20
 #: The emptiest workers first: places are numbered by how full their worker would be.
 _CLAIM: Final = f"""
     with free as materialized (
@@ -22,7 +25,7 @@ _CLAIM: Final = f"""
         join serverless.functions f on f.id = w.function_id and f.serving_version = w.version and not f.deleted
         join serverless.versions v on v.function_id = w.function_id and v.number = w.version
         where w.function_id = any($1::text[]) and w.state = 'ready' and w.inflight < w.slots
-            and w.lease_until > clock_timestamp()
+            and w.lease_until > statement_timestamp()
         order by w.id for update of w
     ), places as materialized (
         select function_id, id as worker_id, request, mac_key, version, timeout_s,
@@ -34,14 +37,14 @@ _CLAIM: Final = f"""
         select project_id, id, function_id, row_number() over (partition by function_id order by due_at, seq) as nth
         from room cross join lateral (
             select i.project_id, i.id, i.due_at, i.seq from serverless.invocations i
-            where i.function_id = room.function_id and i.waiting and i.due_at <= clock_timestamp()
+            where i.function_id = room.function_id and i.waiting and i.due_at <= statement_timestamp()
             order by i.due_at, i.seq limit room.n for update skip locked
         ) as due
     ), given as (
         update serverless.invocations i set waiting = false,
             state = case i.state when 'queued' then 'dispatching' else i.state end,
             attempt = i.attempt + 1, token = uuid_send(gen_random_uuid()), worker_id = p.worker_id, version = p.version,
-            dispatched_at = clock_timestamp()
+            dispatched_at = clock_timestamp(), started_at = null
         from picked join places p using (function_id, nth)
         where i.project_id = picked.project_id and i.id = picked.id
         returning i.project_id, i.id, i.function_id, i.function_name, p.request, i.worker_id, p.mac_key, i.attempt,
@@ -67,7 +70,7 @@ async def due(conn: Reader, function_ids: Sequence[str]) -> list[str]:
         """
         select f.id from unnest($1::text[]) as f (id) where exists (
             select 1 from serverless.invocations i
-            where i.function_id = f.id and i.waiting and i.due_at <= clock_timestamp())
+            where i.function_id = f.id and i.waiting and i.due_at <= statement_timestamp())
         """,
         function_ids,
     )
@@ -75,15 +78,23 @@ async def due(conn: Reader, function_ids: Sequence[str]) -> list[str]:
 
 
 async def parked(conn: Reader, *, limit: int) -> list[str]:
-    """Functions for which something is due and waits, one of each project in turn."""
+    """Functions for which something is due and waits, one of each project in turn. The index is asked for one function
+    after the other: those that nothing waits for cost nothing."""
     rows = await conn.fetch(
         """
+        with recursive waited_for (id) as (
+            (select function_id from serverless.invocations where waiting order by function_id, due_at, seq limit 1)
+            union all
+            select (select i.function_id from serverless.invocations i where i.waiting and i.function_id > w.id
+                order by i.function_id, i.due_at, i.seq limit 1)
+            from waited_for w where w.id is not null
+        )
         select id from (
             select f.id, row_number() over (partition by f.project_id order by f.id) as turn
-            from serverless.functions f where exists (
+            from waited_for w join serverless.functions f on f.id = w.id where exists (
                 select 1 from serverless.invocations i
-                where i.function_id = f.id and i.waiting and i.due_at <= clock_timestamp())
-        ) as waiting order by turn, id limit $1
+                where i.function_id = f.id and i.waiting and i.due_at <= statement_timestamp())
+        ) as due order by turn, id limit $1
         """,
         limit,
     )
@@ -96,14 +107,17 @@ async def unpublished(conn: Reader, *, older_than_s: float, limit: int) -> list[
         f"""
         update serverless.invocations i set published = true
         from (
-            select project_id, id from serverless.invocations
-            where waiting and not published and created_at < clock_timestamp() - make_interval(secs => $1)
-            order by seq limit $2 for update skip locked
+            select project_id, id, sum(size) over (order by seq) - size as before from (
+                select project_id, id, seq, coalesce(octet_length(payload), 0) as size from serverless.invocations
+                where waiting and not published and created_at < statement_timestamp() - make_interval(secs => $1)
+                order by seq limit $2 for update skip locked
+            ) as locked
         ) as old
-        where i.project_id = old.project_id and i.id = old.id
+        where i.project_id = old.project_id and i.id = old.id and old.before < $3
         returning {", ".join(f"i.{name}" for name in Announcement.__dataclass_fields__)}
         """,  # noqa: S608
         older_than_s,
         limit,
+        _BYTES_MAX,
     )
     return [msgspec.convert(dict(row), Announcement) for row in rows]

@@ -87,7 +87,7 @@ _COMMIT: Final = f"""
             encoding = g.encoding, error = g.error, error_type = g.error_type, traceback = g.traceback
         from decided d join given g using (project_id, id, token)
         where i.project_id = d.project_id and i.id = d.id
-        returning i.*, d.worker_id as of_worker, g.duration_ms as took_ms
+        returning i.*, d.worker_id as of_worker, d.token as of_token, g.duration_ms as took_ms
     ), held as materialized (
         select w.id from serverless.workers w where w.id in (select of_worker from done) order by w.id for update of w
     ), freed as (
@@ -106,18 +106,18 @@ _COMMIT: Final = f"""
         on conflict (function_id, key_id, minute) do update set
             invocations = s.invocations + excluded.invocations, duration_ms = s.duration_ms + excluded.duration_ms
     ), {FOLLOWS.format(ended="done")}
-    select {_RETURNED.replace("worker_id", "of_worker as worker_id")}, exists (
+    select {_RETURNED.replace("worker_id", "of_worker as worker_id")}, of_token, exists (
         select 1 from serverless.invocations i
-        where i.function_id = done.function_id and i.waiting and i.due_at <= clock_timestamp()) as more
+        where i.function_id = done.function_id and i.waiting and i.due_at <= statement_timestamp()) as more
     from done
 """  # noqa: S608
 
 
-async def commit(conn: Reader, endings: Sequence[Ending]) -> list[Committed]:
-    """Those that counted. An invocation is named at most once."""
+async def commit(conn: Reader, endings: Sequence[Ending]) -> dict[bytes, Committed]:
+    """Those that counted, by token. A token is named at most once."""
     columns = [[getattr(ending, name) for ending in endings] for name, _ in _GIVEN]
-    rows = await conn.fetch(_COMMIT, *columns)
-    return [msgspec.convert(dict(row), Committed) for row in rows]
+    rows = [dict(row) for row in await conn.fetch(_COMMIT, *columns)]
+    return {row.pop("of_token"): msgspec.convert(row, Committed) for row in rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +146,16 @@ async def started(conn: Reader, attempts: Sequence[tuple[str, str, str, int]]) -
     """(project, id, worker, attempt): their handlers were called."""
     await conn.execute(
         """
+        with begun as materialized (
+            select i.project_id, i.id
+            from unnest($1::text[], $2::text[], $3::text[], $4::int[]) as g (project_id, id, worker_id, attempt)
+            join serverless.invocations i on i.project_id = g.project_id and i.id = g.id
+                and i.worker_id || '' = g.worker_id and i.attempt = g.attempt
+                and i.state in ('dispatching', 'running') and i.started_at is null and not i.waiting
+            order by i.project_id, i.id for update of i
+        )
         update serverless.invocations i set state = 'running', started_at = clock_timestamp()
-        from unnest($1::text[], $2::text[], $3::text[], $4::int[]) as g (project_id, id, worker_id, attempt)
-        where i.project_id = g.project_id and i.id = g.id and i.worker_id || '' = g.worker_id and i.attempt = g.attempt
-            and i.state = 'dispatching' and not i.waiting
+        from begun where i.project_id = begun.project_id and i.id = begun.id
         """,
         *([each[n] for each in attempts] for n in range(4)),
     )

@@ -68,12 +68,18 @@ async def count(conn: Reader, project_id: str) -> int:
 
 
 async def lock(tx: Tx, project_id: str, name: str) -> tuple[str, int, bytes] | None:
-    """Id, current version and that one's digest; locked."""
+    """Id, current version and that one's digest; locked. The lock is a statement of its own: whoever waited for it must
+    find the version that the one before has made."""
+    await tx.execute(
+        "select 1 from serverless.functions where project_id = $1 and name = $2 and not deleted for no key update",
+        project_id,
+        name,
+    )
     row = await tx.fetchrow(
         """
         select f.id, f.current_version, v.digest from serverless.functions f
         join serverless.versions v on v.function_id = f.id and v.number = f.current_version
-        where f.project_id = $1 and f.name = $2 and not f.deleted for update of f
+        where f.project_id = $1 and f.name = $2 and not f.deleted
         """,
         project_id,
         name,

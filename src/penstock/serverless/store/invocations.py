@@ -49,10 +49,12 @@ _GIVEN: Final = (
 _NAMES: Final = ", ".join(name for name, _ in _GIVEN)
 _ARRAYS: Final = ", ".join(f"${n}::{kind}[]" for n, (_, kind) in enumerate(_GIVEN, 1))
 _N: Final = len(_GIVEN)
+#: The least that two times can differ by.
+_TURN_S: Final = 1e-6
 _ADD: Final = f"""
     insert into serverless.invocations ({_NAMES}, due_at, expires_at)
-    select {_NAMES}, clock_timestamp() + make_interval(secs => delay_s),
-        clock_timestamp() + make_interval(secs => delay_s + ttl_s)
+    select {_NAMES}, statement_timestamp() + make_interval(secs => delay_s),
+        statement_timestamp() + make_interval(secs => delay_s + ttl_s)
     from unnest({_ARRAYS}, ${_N + 1}::float8[], ${_N + 2}::float8[]) as given ({_NAMES}, delay_s, ttl_s)
     on conflict (project_id, id) do nothing
     returning project_id, id, created_at
@@ -60,9 +62,14 @@ _ADD: Final = f"""
 
 
 async def add(conn: Reader, drafts: Sequence[Draft]) -> dict[tuple[str, str], Added]:
-    """Make what is not there yet, by one statement; what was made, by project and id."""
+    """Make what is not there yet, by one statement; what was made, by project and id. They are inserted in the order of
+    their ids, so that others who make some of the same are waited for and do not wait for us; their turns are in the
+    order in which they came."""
+    turns = {(draft.project_id, draft.id): n * _TURN_S for n, draft in enumerate(drafts)}
+    drafts = sorted(drafts, key=lambda draft: (draft.project_id, draft.id))
     columns = [[getattr(draft, name) for draft in drafts] for name, _ in _GIVEN]
-    rows = await conn.fetch(_ADD, *columns, [draft.delay_s for draft in drafts], [draft.ttl_s for draft in drafts])
+    delays = [draft.delay_s + turns[draft.project_id, draft.id] for draft in drafts]
+    rows = await conn.fetch(_ADD, *columns, delays, [draft.ttl_s for draft in drafts])
     return {(row["project_id"], row["id"]): Added(created_at=row["created_at"]) for row in rows}
 
 
@@ -107,11 +114,35 @@ async def find(conn: Reader, project_id: str, invocation_id: str) -> Invocation 
     return of_row(row) if row else None
 
 
+async def hashes(conn: Reader, project_id: str, ids: Sequence[str]) -> dict[str, tuple[str, bytes]]:
+    """Function and payload's hash of those of these that are there."""
+    rows = await conn.fetch(
+        "select id, function_name, payload_hash from serverless.invocations where project_id = $1 and id = any($2)",
+        project_id,
+        ids,
+    )
+    return {row["id"]: (row["function_name"], row["payload_hash"]) for row in rows}
+
+
+async def refers_to(conn: Reader, project_id: str, invocation_id: str, key: str) -> bool:
+    """Whether its payload is this object."""
+    return bool(
+        await conn.fetchval(
+            "select exists (select 1 from serverless.invocations"
+            " where project_id = $1 and id = $2 and payload_ref ->> 'key' = $3)",
+            project_id,
+            invocation_id,
+            key,
+        )
+    )
+
+
 async def waiting(conn: Reader, project_id: str, *, limit: int) -> int:
     """How many of the project's wait, counted up to `limit`."""
     return await conn.fetchval(
-        "select count(*) from (select 1 from serverless.functions f join serverless.invocations i"
-        " on i.function_id = f.id and i.waiting where f.project_id = $1 limit $2) as w",
+        "select count(*) from (select 1 from serverless.functions f cross join lateral ("
+        " select 1 from serverless.invocations i where i.function_id = f.id and i.waiting limit $2) as q"
+        " where f.project_id = $1 limit $2) as w",
         project_id,
         limit,
     )

@@ -41,7 +41,7 @@ async def waited_for_in_vain(conn: Reader, *, limit: int) -> list[str]:
     rows = await conn.fetch(
         """
         select f.id from serverless.functions f
-        where f.deleted and f.updated_at > clock_timestamp() - interval '3 days' and exists (
+        where f.deleted and f.updated_at > statement_timestamp() - interval '3 days' and exists (
             select 1 from serverless.invocations i where i.function_id = f.id and i.waiting)
         limit $1
         """,
@@ -52,13 +52,16 @@ async def waited_for_in_vain(conn: Reader, *, limit: int) -> list[str]:
 
 async def old_invocations(conn: Reader, *, older_than_s: float, limit: int) -> list[Old]:
     """Those that ended so long ago. What a worker said of where its result is may name any object of the project: only
-    those of the invocation itself go with it."""
+    those of the invocation itself go with it. Attempts that came to nothing may have left a result behind too."""
     rows = await conn.fetch(
         """
         select project_id, id, array(
-            select key from unnest(array[payload_ref ->> 'key', result_ref ->> 'key']) as o (key)
-            where starts_with(key, 'invocations/' || id || '/')) as objects
-        from serverless.invocations where finished_at < clock_timestamp() - make_interval(secs => $1)
+            select key from (
+                select unnest(array[payload_ref ->> 'key', result_ref ->> 'key'])
+                union select 'invocations/' || id || '/result-' || n from generate_series(
+                    1, case when attempt > 1 or state in ('cancelled', 'dead_lettered') then attempt else 0 end) as n
+            ) as o (key) where starts_with(key, 'invocations/' || id || '/')) as objects
+        from serverless.invocations where finished_at < statement_timestamp() - make_interval(secs => $1)
         order by finished_at limit $2
         """,
         older_than_s,
@@ -109,7 +112,7 @@ async def _delete(conn: Reader, table: str, column: str, older_than_s: float, li
         f"""
         delete from serverless.{table} where ctid = any(array(
             select ctid from serverless.{table}
-            where {column} < clock_timestamp() - make_interval(secs => $1) and {only} order by {column} limit $2))
+            where {column} < statement_timestamp() - make_interval(secs => $1) and {only} order by {column} limit $2))
         """,  # noqa: S608
         older_than_s,
         limit,
@@ -127,7 +130,7 @@ async def delete_versions(conn: Reader, *, older_than_s: float, limit: int) -> i
                 select function_id, number, row_number() over (partition by function_id order by number desc) as nth
                 from serverless.versions
             ) as o join serverless.functions f on f.id = o.function_id
-            where case when f.deleted then f.updated_at < clock_timestamp() - make_interval(secs => $1)
+            where case when f.deleted then f.updated_at < statement_timestamp() - make_interval(secs => $1)
                     else o.nth > $2 and o.number not in (f.current_version, f.serving_version) end
                 and not exists (select 1 from serverless.workers w where w.function_id = o.function_id
                     and w.version = o.number and w.state <> 'gone')
@@ -140,13 +143,31 @@ async def delete_versions(conn: Reader, *, older_than_s: float, limit: int) -> i
     return int(status.removeprefix("DELETE "))
 
 
+async def delete_functions(conn: Reader, *, older_than_s: float, limit: int) -> int:
+    """Functions that were deleted so long ago and that nothing names any more."""
+    named = " ".join(
+        f"and not exists (select 1 from serverless.{table} t where t.function_id = f.id)"  # noqa: S608
+        for table in ("versions", "invocations", "workers", "units", "spent")
+    )
+    status = await conn.execute(
+        f"""
+        delete from serverless.functions where id in (
+            select f.id from serverless.functions f
+            where f.deleted and f.updated_at < statement_timestamp() - make_interval(secs => $1) {named} limit $2)
+        """,  # noqa: S608
+        older_than_s,
+        limit,
+    )
+    return int(status.removeprefix("DELETE "))
+
+
 async def take_spent(tx: Tx, *, limit: int) -> list[Spent]:
     """Minutes that are over and that no statement can still add to, taken away."""
     rows = await tx.fetch(
         """
         with over as (
             select function_id, key_id, minute from serverless.spent
-            where minute < date_trunc('minute', clock_timestamp()) - interval '1 minute'
+            where minute < date_trunc('minute', statement_timestamp()) - interval '1 minute'
             order by minute limit $1 for update skip locked
         ), taken as (
             delete from serverless.spent s using over o

@@ -33,7 +33,8 @@ class Parent:
 
 
 async def add(conn: Reader, said: Sequence[Said]) -> list[str]:
-    """Keep what current attempts said; the same again changes nothing. Whose it was."""
+    """Keep what current attempts said; the same again changes nothing. Whose it was. A report of progress that would
+    have to wait for its invocation's row is only kept as a line: the next one, or the end, follows."""
     rows = await conn.fetch(
         """
         with given as materialized (
@@ -50,9 +51,14 @@ async def add(conn: Reader, said: Sequence[Said]) -> list[str]:
         ), last as (
             select distinct on (project_id, id) project_id, id, text from given where kind = 'progress'
             order by project_id, id, attempt desc, seq desc
+        ), open as materialized (
+            select i.project_id, i.id, last.text from last
+            join serverless.invocations i on i.project_id = last.project_id and i.id = last.id
+                and i.finished_at is null
+            for update of i skip locked
         ), progressed as (
-            update serverless.invocations i set progress = last.text::jsonb
-            from last where i.project_id = last.project_id and i.id = last.id and i.finished_at is null
+            update serverless.invocations i set progress = open.text
+            from open where i.project_id = open.project_id and i.id = open.id
         )
         select distinct id from given
         """,

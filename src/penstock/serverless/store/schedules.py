@@ -60,7 +60,7 @@ async def take_due(tx: Tx, *, limit: int) -> list[Due]:
         from serverless.schedules s
         join serverless.functions f on f.id = s.function_id and not f.deleted
         join serverless.versions v on v.function_id = f.id and v.number = f.current_version
-        where s.next_at <= clock_timestamp() order by s.next_at limit $1 for update of s skip locked
+        where s.next_at <= statement_timestamp() order by s.next_at limit $1 for update of s skip locked
         """,
         limit,
     )

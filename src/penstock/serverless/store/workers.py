@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from penstock.kit.db import Reader, Tx
-from penstock.serverless.model import LOST_MAX, Committed, Worker
-from penstock.serverless.store.commits import FOLLOWS
+from penstock.serverless.model import Worker
 
 _FIELDS: Final = ", ".join(Worker.__dataclass_fields__)
-_ENDED: Final = ", ".join(name for name in Committed.__dataclass_fields__ if name != "more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +38,26 @@ class Demand:
     ready: int
     serving_ready: int
     failures: int
+    create_after: datetime | None
     pause_s: float
     wait_reason: str
 
 
 async def demand(tx: Tx, function_id: str) -> Demand | None:
     """Lock a function and count. What is due is counted no further than the workers it may have can take. The lock is a
-    statement of its own: whoever waited for it must count what the one before has made."""
-    await tx.execute("select 1 from serverless.functions where id = $1 for update", function_id)
+    statement of its own: whoever waited for it must count what the one before has made. Invocations can be made while
+    it is held."""
+    await tx.execute("select 1 from serverless.functions where id = $1 for no key update", function_id)
     row = await tx.fetchrow(
         """
         select f.id, f.project_id, f.organisation_id, f.name, f.created_by, f.created_kind, f.key_id,
             f.current_version as version, f.serving_version, f.deleted, v.definition, v.slots, v.tasks_per_worker,
             v.workers_min, v.workers_max, f.failures, f.wait_reason,
+            nullif(f.create_after, '-infinity') as create_after,
             extract(epoch from f.create_after - clock_timestamp())::float8 as pause_s,
             (select count(*) from (
                 select 1 from serverless.invocations i
-                where i.function_id = f.id and i.waiting and i.due_at <= clock_timestamp()
+                where i.function_id = f.id and i.waiting and i.due_at <= statement_timestamp()
                 limit v.workers_max * v.tasks_per_worker) as due)::int as due,
             w.inflight, w.starting, w.ready, w.serving_ready
         from serverless.functions f
@@ -213,7 +215,9 @@ async def retire(tx: Tx, function_id: str) -> list[Worker]:
             select h.id, row_number() over (order by h.active_at) as nth,
                 (select count(*) from held where version = t.current_version) - t.workers_min as spare
             from held h, terms t
-            where h.state = 'ready' and h.inflight = 0 and h.version = t.current_version
+            where h.state = 'ready' and h.inflight = 0 and h.version = t.current_version and not exists (
+                select 1 from serverless.invocations i
+                where i.function_id = $1 and i.waiting and i.due_at <= statement_timestamp())
                 and (h.active_at < clock_timestamp() - make_interval(secs => t.idle_s)
                     or (t.requests_min > 0 and h.looked_at < clock_timestamp() - make_interval(secs => t.idle_s)
                         and h.served - h.served_before < t.requests_min))
@@ -251,7 +255,7 @@ async def drained(conn: Reader) -> list[str]:
 async def expired(conn: Reader) -> list[str]:
     """Workers that were not heard of for too long."""
     rows = await conn.fetch(
-        "select id from serverless.workers where state <> 'gone' and lease_until < clock_timestamp()"
+        "select id from serverless.workers where state <> 'gone' and lease_until < statement_timestamp()"
     )
     return [row["id"] for row in rows]
 
@@ -286,6 +290,13 @@ async def living_consumers(conn: Reader) -> list[Consumer]:
     return [Consumer(**dict(row)) for row in rows]
 
 
+async def stop(conn: Reader, worker_id: str) -> None:
+    """Give it nothing more, whatever becomes of it."""
+    await conn.execute(
+        "update serverless.workers set state = 'draining' where id = $1 and state in ('starting', 'ready')", worker_id
+    )
+
+
 async def remove(tx: Tx, worker_id: str, reason: str, *, only_idle: bool = False) -> Worker | None:
     """The worker is gone; none when it was before, or has something in hand and may not."""
     row = await tx.fetchrow(
@@ -298,90 +309,6 @@ async def remove(tx: Tx, worker_id: str, reason: str, *, only_idle: bool = False
         only_idle,
     )
     return _worker(dict(row)) if row else None
-
-
-#: Attempts that ended with their worker, or that it never got: another one is made, a few times.
-_GIVE_UP: Final = f"""
-    update serverless.invocations i set
-        token = null, lost = i.lost + 1,
-        waiting = i.lost + 1 < {LOST_MAX}, worker_id = case when i.lost + 1 < {LOST_MAX} then null else i.worker_id end,
-        due_at = clock_timestamp(),
-        state = case when i.lost + 1 < {LOST_MAX} then i.state else 'dead_lettered' end,
-        finished_at = case when i.lost + 1 < {LOST_MAX} then null else clock_timestamp() end,
-        failure_class = case when i.lost + 1 < {LOST_MAX} then 'worker_lost' else 'retry_exhausted' end,
-        status_code = 502, error = $2
-"""  # noqa: S608
-
-
-async def lose(tx: Tx, worker_id: str, reason: str) -> list[Committed]:
-    """Take everything from a worker that is gone."""
-    rows = await tx.fetch(
-        f"""
-        with ended as ({_GIVE_UP} where i.worker_id = $1 and i.finished_at is null returning i.*),
-        {FOLLOWS.format(ended="ended")}
-        select {_ENDED.replace("worker_id", "$1::text as worker_id")} from ended
-        """,  # noqa: S608
-        worker_id,
-        reason,
-    )
-    await tx.execute("update serverless.workers set inflight = 0 where id = $1", worker_id)
-    return [msgspec.convert(dict(row), Committed) for row in rows]
-
-
-async def never_arrived(
-    tx: Tx, worker_id: str, attempts: Sequence[tuple[str, int]], *, older_than_s: float
-) -> list[Committed]:
-    """Attempts that were given to a worker a while ago and that it does not have: take them back."""
-    rows = await tx.fetch(
-        f"""
-        with ended as ({_GIVE_UP} where i.worker_id = $1 and i.finished_at is null
-            and i.dispatched_at < clock_timestamp() - make_interval(secs => $5)
-            and not exists (select 1 from unnest($3::text[], $4::int[]) as had (id, attempt)
-                where had.id = i.id and had.attempt = i.attempt)
-            returning i.*
-        ), freed as (
-            update serverless.workers set inflight = inflight - (select count(*) from ended) where id = $1
-                and state <> 'gone' and exists (select 1 from ended)
-        ), {FOLLOWS.format(ended="ended")}
-        select {_ENDED.replace("worker_id", "$1::text as worker_id")} from ended
-        """,  # noqa: S608
-        worker_id,
-        "the attempt did not reach its worker",
-        [invocation_id for invocation_id, _ in attempts],
-        [attempt for _, attempt in attempts],
-        older_than_s,
-    )
-    return [msgspec.convert(dict(row), Committed) for row in rows]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unwanted:
-    """Attempts that a worker still has although they count for nothing."""
-
-    request: str
-    mac_key: bytes
-    attempts: Sequence[tuple[str, int]]
-
-
-async def unwanted(tx: Tx, worker_id: str, attempts: Sequence[tuple[str, int]]) -> Unwanted | None:
-    """Those of a worker's attempts that are not its any more."""
-    row = await tx.fetchrow(
-        """
-        select w.request, w.mac_key, array_agg(had.id) as ids, array_agg(had.attempt) as attempts
-        from serverless.workers w cross join unnest($2::text[], $3::int[]) as had (id, attempt)
-        where w.id = $1 and w.state <> 'gone' and not exists (
-            select 1 from serverless.invocations i where i.project_id = w.project_id and i.id = had.id
-                and i.attempt = had.attempt and i.worker_id = w.id and i.finished_at is null)
-        group by w.id
-        """,
-        worker_id,
-        [invocation_id for invocation_id, _ in attempts],
-        [attempt for _, attempt in attempts],
-    )
-    if row is None:
-        return None
-    pairs = list(zip(row["ids"], row["attempts"], strict=True))
-    return Unwanted(request=row["request"], mac_key=row["mac_key"], attempts=pairs)
 
 
 async def ready(conn: Reader, function_ids: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ from msgspec import Meta
 
 T = TypeVar("T")
 
-Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9._ -]*[a-zA-Z0-9])?$")]
-Slug = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
-LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^[a-zA-Z0-9._/:-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9._ -]*[a-zA-Z0-9])?$(?!\n)")]
+Slug = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$(?!\n)")]
+LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^[a-zA-Z0-9._/:-]*$(?!\n)")]
 Labels = Annotated[dict[Slug, LabelValue], Meta(max_length=32)]
 PositiveCount = Annotated[int, Meta(ge=1, le=1_000_000)]
 

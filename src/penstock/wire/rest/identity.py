@@ -9,9 +9,9 @@ from msgspec import Meta
 from penstock.wire.rest.common import Body, Name
 
 #: A provider's token, an audience or a client's name: printable ASCII, so that it can stand in a header or a URL.
-Token = Annotated[str, Meta(min_length=1, max_length=16_384, pattern=r"^[\x21-\x7e]+$")]
-Printable = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
-GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Token = Annotated[str, Meta(min_length=1, max_length=16_384, pattern=r"^[\x21-\x7e]+$(?!\n)")]
+Printable = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$(?!\n)")]
+GroupName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$(?!\n)")]
 
 
 class Whoami(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,10 +155,10 @@ class ProviderPut(Body, frozen=True):
     """An identity provider that people log in with. `issuer` is exactly what its tokens and its discovery document say.
     Tokens are taken whose audience is `client_id` or one of `audiences`."""
 
-    issuer: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^https?://[\x21-\x7e]+$")]
+    issuer: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^https?://[\x21-\x7e]+$(?!\n)")]
     client_id: Printable
     #: Only for providers that want one from programs on people's machines. Everyone can read it.
-    client_secret: Annotated[str, Meta(max_length=255, pattern=r"^[\x21-\x7e]*$")] = ""
+    client_secret: Annotated[str, Meta(max_length=255, pattern=r"^[\x21-\x7e]*$(?!\n)")] = ""
     audiences: Annotated[list[Printable], Meta(max_length=20)] = []
     scopes: Annotated[list[Printable], Meta(max_length=20)] = msgspec.field(
         default_factory=lambda: ["openid", "profile", "email"]

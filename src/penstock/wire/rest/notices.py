@@ -10,7 +10,7 @@ from penstock.wire.rest.common import Body
 
 WebhookUrl = Annotated[str, Meta(min_length=1, max_length=2048)]
 #: An event's type, all that begin alike (`provisioning.*`), or all (`*`).
-EventPattern = Annotated[str, Meta(max_length=100, pattern=r"^(\*|[a-z][a-z0-9_]*(\.[a-z0-9_]+)*(\.\*)?)$")]
+EventPattern = Annotated[str, Meta(max_length=100, pattern=r"^(\*|[a-z][a-z0-9_]*(\.[a-z0-9_]+)*(\.\*)?)$(?!\n)")]
 EventPatterns = Annotated[list[EventPattern], Meta(min_length=1, max_length=50)]
 
 

@@ -18,9 +18,9 @@ from penstock.wire.serverless import TIMEOUT_S_MAX, Mode
 T = TypeVar("T")
 
 #: What the source calls a request id; it is lower-cased before it is looked at.
-FunctionName = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9_-]+$")]
-InvocationId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$")]
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+FunctionName = Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9_-]+$(?!\n)")]
+InvocationId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
 
 
 class Data(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -49,8 +49,8 @@ class FrameworkUse(Body, frozen=True):
     """Where the unit's framework listens, and for what."""
 
     socketPath: Annotated[str, Meta(max_length=4096)] = "/tmp/serverless-framework/framework.sock"  # noqa: S108
-    invokePath: Annotated[str, Meta(max_length=255, pattern=r"^/[!-~]*$")] = "/invoke"
-    healthPath: Annotated[str, Meta(max_length=255, pattern=r"^/[!-~]*$")] = "/healthz"
+    invokePath: Annotated[str, Meta(max_length=255, pattern=r"^/[!-~]*$(?!\n)")] = "/invoke"
+    healthPath: Annotated[str, Meta(max_length=255, pattern=r"^/[!-~]*$(?!\n)")] = "/healthz"
 
 
 class FunctionPut(Body, frozen=True):
@@ -65,7 +65,7 @@ class FunctionPut(Body, frozen=True):
     image: Annotated[str, Meta(max_length=255)] = "python:3"
     runtime: Slug | None = None
     code: CodeUse | None = None
-    handler: Annotated[str, Meta(max_length=255, pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)?$")] = ""
+    handler: Annotated[str, Meta(max_length=255, pattern=r"^([A-Za-z_][\w.]*:[A-Za-z_][\w.]*)?$(?!\n)")] = ""
     command: Annotated[list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=256)] = []
     env: Annotated[dict[str, str], Meta(max_length=64)] = {}
     secrets: Annotated[list[SecretUse], Meta(max_length=32)] = []
@@ -187,7 +187,7 @@ class MapCreate(Body, frozen=True):
     `<id>-<index>`, so that the same batch again changes nothing."""
 
     payloads: Annotated[list[Any], Meta(min_length=1, max_length=10_000)]
-    id: Annotated[str, Meta(min_length=1, max_length=52, pattern=r"^[A-Za-z0-9_-]+$")] | None = None
+    id: Annotated[str, Meta(min_length=1, max_length=52, pattern=r"^[A-Za-z0-9_-]+$(?!\n)")] | None = None
     content_type: Annotated[str, Meta(max_length=255)] = "application/json"
     timeout_s: Annotated[float, Meta(gt=0, le=TIMEOUT_S_MAX)] | None = None
     ttl_s: Annotated[float, Meta(gt=0, le=7 * 86_400)] | None = None
@@ -322,8 +322,8 @@ class UnitServerless(Body, frozen=True):
 class GpuUnitCreate(Body, frozen=True):
     """`POST /api/v1/gpu-units`. `specName` is a SKU; `packageID` is another word for it."""
 
-    operationID: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[!-~]+$")]
-    name: Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+    operationID: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[!-~]+$(?!\n)")]
+    name: Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$(?!\n)")]
     specName: Annotated[str, Meta(max_length=63)] = ""
     packageID: Annotated[str, Meta(max_length=63)] = ""
     image: Annotated[str, Meta(max_length=255)] = "python:3"

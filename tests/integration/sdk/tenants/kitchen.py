@@ -1,6 +1,7 @@
 """Handlers of every kind, as a tenant writes them."""
 
 import asyncio
+import contextvars
 import logging
 import os
 import sys
@@ -54,7 +55,9 @@ def stubborn(seconds=0, until=""):
 
 @app.function(sku="g1.1")
 def leave(how):
-    if how == "exit":
+    if how == "closed":
+        sys.__stdout__.close()
+    if how in ("exit", "closed"):
         sys.exit(3)
     raise KeyboardInterrupt
 
@@ -150,6 +153,16 @@ class Kitchen:
         thread = threading.Thread(target=print, args=(text,))
         thread.start()
         thread.join()
+
+    @penstock.method()
+    def report_oddly(self):
+        penstock.progress(float("nan"))
+        return "told"
+
+    @penstock.method()
+    def speak_later(self, text):
+        context = contextvars.copy_context()
+        threading.Thread(target=lambda: (time.sleep(0.2), context.run(print, text, flush=True))).start()
 
     @penstock.method()
     def order(self, what):

@@ -18,7 +18,13 @@ _ADDRESSES = Addresses(
     temporal_address="127.0.0.1:7233",
     ports=Ports(api=1, gateway=2, link=3),
 )
-_ENVIRON = {"PATH": "/bin", "PENSTOCK_NATS_URL": "nats://u:hidden@n:1", "PENSTOCK_STRIPE_API_KEY": "hidden"}
+_ENVIRON = {
+    "PATH": "/bin",
+    "PENSTOCK_NATS_URL": "nats://u:hidden@n:1",
+    "PENSTOCK_STRIPE_API_KEY": "hidden",
+    "PENSTOCK_WORKER_DATABASE_URL": "postgresql://u:hidden@d",
+    "PENSTOCK_API_KEY": "hidden",
+}
 
 
 class Started(Exception):
@@ -40,13 +46,15 @@ async def _environment(program: Program, monkeypatch: pytest.MonkeyPatch) -> dic
 
 async def test_neither_agent_nor_sidecar_learns_how_we_get_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = DataFolder(tmp_path)
-    sidecar = await _environment(programs.sidecar(folder, _ADDRESSES, _ENVIRON), monkeypatch)
+    own = {**_ENVIRON, "PENSTOCK_AGENT_ENROLMENT_TOKEN": "hidden"}
+    sidecar = await _environment(programs.sidecar(folder, _ADDRESSES, own), monkeypatch)
     agent = await _environment(
         programs.agent(folder, _ADDRESSES, _ENVIRON, enrolment="t", tenant=tmp_path), monkeypatch
     )
     for env in (sidecar, agent):
         assert "hidden" not in str(env)
         assert not {name for name in env if name.endswith(("DATABASE_URL", "ISSUER_SEED_FILE", "PKI_DIR"))}
+    assert not [name for name in sidecar if name.startswith("PENSTOCK_AGENT_")]
     assert sidecar["PENSTOCK_SIDECAR_NATS_URL"] == "nats://127.0.0.1:4222"
     assert "NATS" not in str([name for name in agent if "SIDECAR" not in name])
     assert (

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -158,12 +160,32 @@ def test_a_refusal_is_the_apis_error(api: ScriptedApi) -> None:
         F.remote()
 
 
-def test_a_call_that_broke_off_is_looked_up_and_never_sent_twice(api: ScriptedApi) -> None:
+def test_a_call_that_broke_off_is_looked_up(api: ScriptedApi) -> None:
     api.on("POST", "//f/images-resize", hang_up)
     with pytest.raises(errors.Unreachable):
         F.remote()
-    sent, asked = api.seen
+    sent, asked, again = api.seen
     assert asked.path == f"/api/v1/invocations/{sent.headers['penstock-invocation-id']}"
+    assert again.headers["penstock-invocation-id"] == sent.headers["penstock-invocation-id"], "there is still one"
+
+
+def test_a_call_that_never_arrived_is_sent_again_under_its_id(api: ScriptedApi) -> None:
+    api.on("POST", "//f/images-resize", hang_up, json_answer(7))
+    assert F.remote() == 7
+    assert len({seen.headers["penstock-invocation-id"] for seen in api.seen if seen.method == "POST"}) == 1
+
+
+def test_a_map_that_nobody_follows_keeps_no_threads(api: ScriptedApi) -> None:
+    api.on("POST", "/functions/images-resize/map", json_answer({"id": "m", "invocations": ["inv-0", "inv-1"]}, 201))
+    api.on("GET", "/invocations/inv-0", json_answer(invocation(body=0)))
+    api.on("GET", "/invocations/inv-1", json_answer(invocation("running")))
+    results = F.map(range(2))
+    assert next(results) == 0
+    results.close()
+    until = time.monotonic() + 20
+    while any(thread.name.startswith("penstock-map") for thread in threading.enumerate()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_large_result_is_fetched(api: ScriptedApi) -> None:

@@ -94,6 +94,25 @@ def test_anything_else_is_a_plain_payload(payload: Any) -> None:
     assert values.decode_call(values.JSON, payload) is None
 
 
+@pytest.mark.parametrize(
+    ("payload", "args", "kwargs"),
+    [
+        ({"method": "add"}, (), {}),
+        ({"method": "add", "args": [1]}, (1,), {}),
+        ({"method": "add", "kwargs": {"x": 1}}, (), {"x": 1}),
+    ],
+)
+def test_a_call_that_names_a_method_may_leave_out_arguments(payload: Any, args: Any, kwargs: Any) -> None:
+    call = values.decode_call(values.JSON, payload, methods=["add"])
+    assert call is not None
+    assert (call.method, call.args, call.kwargs, call.sdk) == ("add", args, kwargs, False)
+
+
+@pytest.mark.parametrize("payload", [{"method": "other"}, {"method": []}, {"method": "add", "x": 1}, {"args": []}])
+def test_what_names_none_of_the_methods_is_a_plain_payload(payload: Any) -> None:
+    assert values.decode_call(values.JSON, payload, methods=["add"]) is None
+
+
 def test_plain_callers_get_json_bytes_or_a_word_about_the_type() -> None:
     assert values.encode_result((1, 2), sdk=False) == (values.JSON, b"[1,2]", "")
     content_type, body, encoding = values.encode_result(b"\x00", sdk=False)

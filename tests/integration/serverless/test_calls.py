@@ -1,0 +1,183 @@
+"""Handlers that call other functions: once however often they ask, and answered however late."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
+from nats.aio.msg import Msg
+
+from integration.serverless.stage import Stage, result_of, staged, until
+from penstock.kit.bus import Bus
+from penstock.kit.db import Database
+from penstock.kit.errors import PenstockError
+from penstock.serverless.edge import FunctionEdge
+from penstock.wire import subjects
+from penstock.wire.serverless import CallAnswer, CallMessage, Mode, State, WorkerDispatchMessage
+
+LARGE = b'{"large": true}'
+
+
+class Parent:
+    """An invocation of the function `f` that has been dispatched and calls others."""
+
+    def __init__(self, stage: Stage, dispatch: WorkerDispatchMessage) -> None:
+        self.stage = stage
+        self.dispatch = dispatch
+        self.answers: asyncio.Queue[CallAnswer] = asyncio.Queue()
+
+    async def listen(self) -> None:
+        request = subjects.request_token(self.dispatch.projectID, "f")
+        await self.stage.bus.client.subscribe(subjects.call_answer(request, self.dispatch.workerName), cb=self._heard)
+
+    async def _heard(self, message: Msg) -> None:
+        self.answers.put_nowait(msgspec.json.decode(message.data, type=CallAnswer))
+
+    async def call(self, call: str, function: str = "g", mode: Mode = Mode.SYNC) -> None:
+        given = self.dispatch
+        message = CallMessage(
+            version="v1",
+            projectID=given.projectID,
+            invocationID=given.invocationID,
+            workerName=given.workerName,
+            token=given.token,
+            call=call,
+            function=function,
+            mode=mode,
+            payload=msgspec.Raw(b"[1]"),
+        )
+        subject = subjects.call(subjects.request_token(given.projectID, "f"), given.workerName)
+        await self.stage.bus.client.publish(subject, msgspec.json.encode(message))
+
+    async def answer(self) -> CallAnswer:
+        async with asyncio.timeout(20):
+            return await self.answers.get()
+
+
+@pytest.fixture
+async def stage(database: Database, nats_bus: Bus) -> AsyncIterator[Stage]:
+    async with staged(database, nats_bus) as made:
+        yield made
+
+
+@pytest.fixture
+async def parent(stage: Stage) -> Parent:
+    """Its worker holds it until the test is over; `g` echoes, `h` keeps its result apart."""
+    dispatched: asyncio.Future[WorkerDispatchMessage] = asyncio.get_running_loop().create_future()
+
+    async def handle(dispatch: WorkerDispatchMessage) -> Any:
+        if dispatch.serverlessRequestID == "f":
+            dispatched.set_result(dispatch)
+            await asyncio.Event().wait()
+        if dispatch.serverlessRequestID == "h":
+            kept = await stage.shelf.keep(dispatch.projectID, "large", _once(LARGE), bytes_max=1 << 20)
+            await stage.publish(
+                subjects.result(subjects.request_token(dispatch.projectID, "h")), result_of(dispatch, bodyRef=kept)
+            )
+        return msgspec.json.decode(dispatch.payload)
+
+    stage.handler = handle
+    for name in ("f", "g", "h"):
+        await stage.define(name)
+    await stage.spawn("f")
+    async with asyncio.timeout(20):
+        made = Parent(stage, await dispatched)
+    await made.listen()
+    return made
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def test_a_call_that_is_asked_for_again_is_made_once_and_answered_from_its_row(
+    stage: Stage, parent: Parent
+) -> None:
+    await parent.call("c1")
+    first = await parent.answer()
+    assert (first.state, bytes(first.body)) == (State.SUCCEEDED, b"[1]")
+    await parent.call("c1")
+    assert await parent.answer() == first
+    assert (await stage.find(first.invocationID)).attempt == 1
+
+
+async def test_a_call_that_was_accepted_is_not_refused_for_what_changed_since(stage: Stage, parent: Parent) -> None:
+    await parent.call("c1")
+    first = await parent.answer()
+    async with stage.db.transaction() as tx:
+        await tx.execute("update serverless.functions set deleted = true where name = 'g'")
+        tx.hint(subjects.FUNCTIONS, b"")
+    await until(lambda: _gone(stage))
+    await parent.call("c1")
+    assert await parent.answer() == first
+    await parent.call("c2")
+    refused = await parent.answer()
+    assert (refused.call, refused.state, refused.invocationID) == ("c2", State.FAILED, "")
+
+
+async def _gone(stage: Stage) -> bool:
+    return await stage.invoker.function("prj_default", "g") is None
+
+
+async def test_a_spawned_call_is_acknowledged_again_with_the_same_id(stage: Stage, parent: Parent) -> None:
+    await parent.call("c1", mode=Mode.ASYNC)
+    first = await parent.answer()
+    await parent.call("c1", mode=Mode.ASYNC)
+    assert (await parent.answer()).invocationID == first.invocationID
+    await stage.ended(first.invocationID)
+
+
+async def test_the_kept_result_of_a_call_is_given_to_its_parent_alone(stage: Stage, parent: Parent) -> None:
+    await parent.call("c1", "h")
+    answer = await parent.answer()
+    assert answer.bodyRef is not None
+    given = parent.dispatch
+    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None)  # pyright: ignore[reportArgumentType]
+    own = f"/attempts/{given.projectID}/{given.invocationID}/calls"
+    other = await stage.spawn("g", payload=1)
+    async with RawTestServer(_answering(edge)) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+
+        async def fetch(path: str, token: str = given.token) -> tuple[int, bytes]:
+            async with session.get(path, headers={"Authorization": f"Bearer {token}"}) as found:
+                return found.status, await found.read()
+
+        assert await fetch(f"{own}/{answer.invocationID}") == (200, LARGE)
+        assert await fetch(f"{own}/{answer.invocationID}", "ab" * 16) == (400, b"unauthenticated")
+        assert await fetch(f"{own}/{other}") == (400, b"not_found"), "it made no such call"
+        assert await fetch(f"{own}/{given.invocationID}") == (400, b"not_found")
+        assert await fetch(f"{own}/{answer.invocationID}/more") == (400, b"not_found")
+
+
+def _answering(edge: FunctionEdge) -> Any:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await edge.attempt(request)
+        except PenstockError as error:
+            return web.Response(status=400, text=error.code)
+
+    return answer
+
+
+async def test_why_a_framework_cannot_serve_reaches_the_caller_and_not_the_allocation(stage: Stage) -> None:
+    stage.plays = False
+    await stage.define()
+    call = asyncio.create_task(stage.call(timeoutSeconds=20))
+    told: set[str] = set()
+    while not call.done():
+        for allocation_id, order in list(stage.pool.orders.items()):
+            if order.worker not in told and await _exists(stage, order.worker):
+                told.add(order.worker)
+                await stage.parts.warden.unhealthy(order.worker, "ImportError: no \0\nTraceback: line 3")
+                assert stage.pool.released[allocation_id] == "framework_unhealthy: ImportError: no �"
+        await asyncio.sleep(0.02)
+    end = await call
+    assert (end.state, end.failureClass) == (State.FAILED, "framework_unhealthy")
+    assert end.error.endswith("framework_unhealthy: ImportError: no �\nTraceback: line 3")
+
+
+async def _exists(stage: Stage, worker: str) -> bool:
+    return bool(await stage.value("select 1 from serverless.workers where id = $1", worker))
