@@ -159,7 +159,7 @@ async def _start(servers: Any, database_url: str, admin_key: str, folder: Path, 
             stderr=output,
         )
     running = Api(port, database_url, admin_key, process, log, session)
-    for _ in range(200):
+    for _ in range(1200):
         if process.returncode is not None:
             raise RuntimeError(log.read_text())
         try:

@@ -51,15 +51,15 @@ async def test_an_allocation_holds_on_to_its_version_and_its_node_gets_that_valu
     async with world.db.transaction() as tx:
         assert await References().referred(tx, {"prj_a", "prj_b"}) == {("prj_a", "token", 1)}
         assert await References().referred(tx, {"prj_b"}) == set()
-        values = await given.values(tx, node_id="nod_default", allocation_id=made.id, refs=made.secrets)
+        values = await given.values(tx, node_id="nod_default", allocation_id=made.id, refs=made.secrets, serves=False)
         assert values == {"token": b"one"}
     foreign = [SecretRef(name="other", version=1)]
     with pytest.raises(VersionGone):
         async with world.db.transaction() as tx:
-            await given.values(tx, node_id="nod_default", allocation_id=made.id, refs=foreign)
+            await given.values(tx, node_id="nod_default", allocation_id=made.id, refs=foreign, serves=False)
     async with world.db.transaction() as tx:
         await allocations.move(tx, made, Event.DEADLINE, Change(reason="over", deadline_s=None))
     async with world.db.transaction() as tx:
         assert await References().referred(tx, {"prj_a"}) == set()
         with pytest.raises(NotFound):
-            await given.values(tx, node_id="nod_default", allocation_id=made.id, refs=made.secrets)
+            await given.values(tx, node_id="nod_default", allocation_id=made.id, refs=made.secrets, serves=False)
