@@ -174,12 +174,14 @@ async def test_a_deleted_project_refuses_everything(api: Api) -> None:
     inside = await person(api, project["id"], "owner")
     assert (await api.call("DELETE", f"/projects/{project['id']}", key=inside.key)).status == 204
     assert (await api.call("GET", f"/projects/{project['id']}")).status == 404
-    assert (await api.call("GET", "/whoami", headers={"Penstock-Project": project["id"]})).status == 404
+    # Who was just let in may be remembered for a moment.
+    there = {"Penstock-Project": project["id"]}
     for _ in range(100):
-        if (await api.call("GET", "/whoami", key=inside.key)).status == 401:
+        found = [await api.call("GET", "/whoami", headers=there), await api.call("GET", "/whoami", key=inside.key)]
+        if [answer.status for answer in found] == [404, 401]:
             break
         await asyncio.sleep(0.05)
-    assert (await api.call("GET", "/whoami", key=inside.key)).status == 401
+    assert [answer.status for answer in found] == [404, 401]
     again = await made(api, "/projects", {"name": "short lived"})
     assert again["id"] != project["id"]
 
