@@ -176,12 +176,14 @@ async def test_a_deleted_project_refuses_everything(api: Api) -> None:
     assert (await api.call("GET", f"/projects/{project['id']}")).status == 404
     # Who was just let in may be remembered for a moment.
     there = {"Penstock-Project": project["id"]}
+    statuses: list[int] = []
     for _ in range(100):
-        found = [await api.call("GET", "/whoami", headers=there), await api.call("GET", "/whoami", key=inside.key)]
-        if [answer.status for answer in found] == [404, 401]:
+        asked = (api.call("GET", "/whoami", headers=there), api.call("GET", "/whoami", key=inside.key))
+        statuses = [answer.status for answer in await asyncio.gather(*asked)]
+        if statuses == [404, 401]:
             break
         await asyncio.sleep(0.05)
-    assert [answer.status for answer in found] == [404, 401]
+    assert statuses == [404, 401]
     again = await made(api, "/projects", {"name": "short lived"})
     assert again["id"] != project["id"]
 
