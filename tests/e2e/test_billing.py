@@ -4,6 +4,7 @@ import csv
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,9 +67,11 @@ def test_nothing_is_rented_without_money(renter: Renter) -> None:
 
 
 def test_a_balance_that_is_used_up_releases_all_that_runs_on_it(renter: Renter) -> None:
-    paid = renter.json("billing", "topup", "40", "--pay", "--wait")
-    assert (paid["state"], renter.json("billing", "balance")["balance_microusd"]) == ("succeeded", 40_000_000)
-    rented = {renter.rent() for _ in range(3)}
+    paid = renter.json("billing", "topup", "60", "--pay", "--wait")
+    assert (paid["state"], renter.json("billing", "balance")["balance_microusd"]) == ("succeeded", 60_000_000)
+    with ThreadPoolExecutor(3) as together:
+        # One after the other, the first would use up on a slow machine what the last one needs.
+        rented = set(together.map(lambda _: renter.rent(), range(3)))
     deadline = time.monotonic() + 90
     while {found["state"] for found in renter.allocations().values()} != {"released"}:
         assert time.monotonic() < deadline, renter.allocations()
@@ -85,7 +88,7 @@ def test_what_was_charged_is_in_reports_statement_and_ledger_alike(renter: Rente
     while renter.json("billing", "balance")["burn_microusd_per_hour"] or _unsettled(renter):
         assert time.monotonic() < deadline, "the last seconds were not charged"
         time.sleep(0.5)
-    spent = 40_000_000 - renter.json("billing", "balance")["balance_microusd"]
+    spent = 60_000_000 - renter.json("billing", "balance")["balance_microusd"]
     by_allocation = renter.json("billing", "usage", "--by", "allocation")
     assert by_allocation["total_microusd"] == spent == sum(each["amount_microusd"] for each in by_allocation["items"])
     lines = list(csv.DictReader(renter.ok("billing", "statement", "-o", "csv").splitlines()))

@@ -23,6 +23,8 @@ from penstock.wire.serverless import VERSION, MetricType, WorkerMetricMessage
 _log = logger(__name__)
 _decode = msgspec.json.Decoder(WorkerMetricMessage).decode
 _ALIVE: Final = frozenset({MetricType.REGISTERED, MetricType.HEARTBEAT})
+#: For those who watch the queue; to us the result itself says more.
+_TOLD_OTHERS: Final = frozenset({MetricType.INVOCATION_FINISHED, MetricType.INVOCATION_FAILED})
 
 
 class Reports:
@@ -87,6 +89,8 @@ def _read(message: Msg) -> WorkerMetricMessage | None:
         return None
     if report.version != VERSION:
         discarded.labels("metric", "unsupported_version").inc()
+        return None
+    if report.eventType in _TOLD_OTHERS:
         return None
     if not _can_be_kept(report):
         discarded.labels("metric", "invalid_metric").inc()
