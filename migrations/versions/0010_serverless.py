@@ -90,7 +90,7 @@ STATEMENTS = (
         project_id text not null,
         id text not null,
         seq bigint generated always as identity,
-        function_id text references serverless.functions,
+        function_id text,
         function_name text not null,
         mode text not null check (mode in ('async', 'sync', 'stream')),
         state text not null default 'queued' check (state in
@@ -141,8 +141,9 @@ STATEMENTS = (
     ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.05)
     """,
     "create index invocations_waiting on serverless.invocations (function_id, due_at, seq) where waiting",
-    # No other index begins with the project: plans that are made while the table is empty must find the primary key.
-    "create index invocations_function on serverless.invocations (function_id, seq)",
+    # One index for one question: plans that are made while the table is empty stay, and to them all that fit are alike.
+    # So none but the primary key begins with the project, and none but that of what waits with the function itself.
+    "create index invocations_function on serverless.invocations ((function_id || ''), seq)",
     "create index invocations_stillborn on serverless.invocations (project_id, seq) where function_id is null",
     """
     create index invocations_worker on serverless.invocations (worker_id)

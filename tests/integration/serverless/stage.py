@@ -231,7 +231,10 @@ class Stage:
         for _ in range(20):
             # Loops that run may be in the way, or be told that we are.
             with suppress(asyncpg.DeadlockDetectedError):
-                await self.value("truncate serverless.functions, serverless.dead_letters, serverless.outputs cascade")
+                await self.value(
+                    "truncate serverless.functions, serverless.invocations, serverless.dead_letters,"
+                    " serverless.outputs cascade"
+                )
                 break
         self._playing.clear()
         self.workers.clear()

@@ -146,7 +146,7 @@ async def delete_versions(conn: Reader, *, older_than_s: float, limit: int) -> i
 async def delete_functions(conn: Reader, *, older_than_s: float, limit: int) -> int:
     """Functions that were deleted so long ago and that nothing names any more."""
     named = " ".join(
-        f"and not exists (select 1 from serverless.{table} t where t.function_id = f.id)"  # noqa: S608
+        f"and not exists (select 1 from serverless.{table} t where t.function_id || '' = f.id)"  # noqa: S608
         for table in ("versions", "invocations", "workers", "units", "spent")
     )
     status = await conn.execute(
