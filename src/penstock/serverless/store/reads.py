@@ -75,7 +75,8 @@ async def page(
         select * from (
             select listed.* from serverless.functions f cross join lateral (
                 select {_LISTED} from serverless.invocations i
-                where i.function_id || '' = f.id and ($3::text is null or i.state = $3) and ($4::bigint is null or i.seq < $4)
+                where i.function_id || '' = f.id and ($3::text is null or i.state = $3)
+                    and ($4::bigint is null or i.seq < $4)
                 order by i.seq desc limit $5
             ) as listed where f.project_id = $1 and ($2::text is null or f.name = $2)
             union all (
