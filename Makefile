@@ -40,11 +40,8 @@ install-dev: install .venv/.dev
 up: install ## Start the whole cloud here; Ctrl-C stops it
 	@exec $(BIN)/penstock up
 
-# So that no long file begins when all others are done; the storms not beside one another.
-LONGEST_FIRST := tests/chaos/test_kills.py tests/e2e tests/chaos/test_functions.py tests/integration
-
 test: install-dev ## Run the whole test suite against real servers
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not soak" $(LONGEST_FIRST) tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak" tests
 
 check: install-dev ## Formatting, lint, types, layers, contracts
 	@$(BIN)/ruff format --check src tests bench tools migrations
