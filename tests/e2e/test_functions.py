@@ -204,7 +204,7 @@ def test_a_running_invocation_is_cancelled(kinds: Cloud) -> None:
 
 def test_what_a_killed_worker_ran_is_run_elsewhere(kinds: Cloud) -> None:
     assert call(kinds, "kinds-slow", {"seconds": 0})[0] == 200
-    _, ack = call(kinds, "kinds-slow", {"seconds": 3}, query="?mode=async")
+    _, ack = call(kinds, "kinds-slow", {"seconds": 6}, query="?mode=async")
     running = wait_for(kinds, ack["invocationID"], {"dispatching", "running"})
     worker = next(
         each for each in kinds.json("fn", "workers", "kinds-slow")["items"] if each["name"] == running["worker"]
