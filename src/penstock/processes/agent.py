@@ -113,15 +113,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     _expires.set(who.expires_at.timestamp())
     journal = Journal(folder / "journal.db")
     stack.callback(journal.close)
-    inventory = await asyncio.to_thread(
-        open_inventory,
-        who.node_id,
-        settings.simulated_gpus,
-        production=settings.production,
-        layouts=layouts,
-        held={uuid for record in await journal.units() for uuid in record.gpu_uuids},
-        folder=folder / "work" / "mps",
-    )
+    inventory = await _look_for_gpus(settings, layouts, who, journal, folder)
     logs = Forwarder()
 
     def kill(unit_id: str, reason: str) -> None:
@@ -212,6 +204,21 @@ async def _identify(settings: Settings, folder: Path) -> Identity:
     if settings.link_url:
         kept.move(settings.link_url)
     return kept
+
+
+async def _look_for_gpus(
+    settings: Settings, layouts: layout.Layouts, who: Identity, journal: Journal, folder: Path
+) -> Inventory:
+    """The GPUs as they are to be given out; what units hold stays as it is."""
+    return await asyncio.to_thread(
+        open_inventory,
+        who.node_id,
+        settings.simulated_gpus,
+        production=settings.production,
+        layouts=layouts,
+        held={uuid for record in await journal.units() for uuid in record.gpu_uuids},
+        folder=folder / "work" / "mps",
+    )
 
 
 def _open_sidecar(stack: AsyncExitStack, settings: Settings, on_kill: Callable[[str, str], None]) -> SidecarLink | None:

@@ -8,7 +8,7 @@ its attempt, and no message to a node names a caller's inbox.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -397,8 +397,3 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     startedAt: datetime | None = None
     completedAt: datetime | None = None
     attempt: int = 0
-
-
-def decode_json(raw: msgspec.Raw) -> Any:
-    """The value of a part that was kept as it came."""
-    return msgspec.json.decode(raw)

@@ -10,7 +10,7 @@ import pytest
 from penstock.node.sidecar.errors import Unready
 from penstock.node.sidecar.framework import Framework as Client
 from penstock.node.sidecar.sockets import FrameworkSocket
-from penstock.wire.serverless import SOCKET_FOLDER, Frame, FrameworkReply, decode_json
+from penstock.wire.serverless import SOCKET_FOLDER, Frame, FrameworkReply
 
 from .framework import Framework, running
 
@@ -51,23 +51,23 @@ async def test_it_is_well_and_answers(client: Client) -> None:
     await client.check_health("/healthz", 10)
     heard, reply = await invoke(client, "echo", {"a": [1, "ä"]})
     assert heard == []
-    assert decode_json(reply.body) == {"a": [1, "ä"]}
+    assert msgspec.json.decode(reply.body) == {"a": [1, "ä"]}
     assert (reply.statusCode, reply.contentType, reply.error) == (0, "application/json", "")
 
 
 async def test_frames_are_heard_in_order(client: Client) -> None:
     heard, reply = await invoke(client, "talk", "ada")
     assert [frame.stdout or frame.stderr for frame in heard][:2] == ["hello ada", "to stderr"]
-    assert decode_json(reply.body) == "ada"
+    assert msgspec.json.decode(reply.body) == "ada"
     heard, reply = await invoke(client, "count_slowly", 3)
-    assert [decode_json(frame.chunk) for frame in heard if frame.chunk is not None] == [0, 1, 2]
+    assert [msgspec.json.decode(frame.chunk) for frame in heard if frame.chunk is not None] == [0, 1, 2]
 
 
 async def test_a_failure_and_a_large_answer(client: Client) -> None:
     _, reply = await invoke(client, "spoil", "milk")
     assert (reply.statusCode, reply.error, reply.errorType) == (500, "milk", "Spoilt")
     _, reply = await invoke(client, "echo", "x" * (8 << 20))
-    assert len(decode_json(reply.body)) == 8 << 20
+    assert len(msgspec.json.decode(reply.body)) == 8 << 20
 
 
 async def test_a_broken_handler_is_not_well(tmp_path: Path) -> None:
