@@ -86,8 +86,7 @@ class Pull:
         self._bus.unfollow(self)
         assert self._keeper is not None
         self._keeper.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._keeper
+        await asyncio.wait({self._keeper})
         await self.disconnected()
         with suppress(Error):
             for message in self._ready:
@@ -229,8 +228,7 @@ class InProgress:
     ) -> None:
         assert self._task is not None
         self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
+        await asyncio.wait({self._task})
 
     def hold(self, message: Msg) -> None:
         """From now on."""

@@ -1,6 +1,8 @@
 """Runs a command in a unit over a WebSocket. Leaving early closes the socket, which kills the command."""
 
 import asyncio
+import os
+import socket as sockets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -64,6 +66,7 @@ async def execute(
 async def _connected(executor: "AsyncExecutor", url: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     async with asyncio.timeout(executor.timeout_s):
         socket = await executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX)
+    connection = os.dup(socket.get_extra_info("socket").fileno())
     try:
         yield socket
     finally:
@@ -71,6 +74,13 @@ async def _connected(executor: "AsyncExecutor", url: str) -> AsyncIterator[aioht
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await socket.close()
+        _hang_up(connection)
+
+
+def _hang_up(descriptor: int) -> None:
+    """Input that nobody has read by now would else keep the connection open for as long as the loop runs."""
+    with sockets.socket(fileno=descriptor) as connection, suppress(OSError):
+        connection.shutdown(sockets.SHUT_RDWR)
 
 
 async def _converse(
@@ -87,8 +97,7 @@ async def _converse(
         raise Unreachable("the gateway closed the connection before the command ended", sent=True)
     finally:
         sender.cancel()
-        with suppress(asyncio.CancelledError, aiohttp.ClientError, OSError):
-            await sender
+        await asyncio.gather(sender, return_exceptions=True)
 
 
 async def _send(socket: aiohttp.ClientWebSocketResponse, stdin: AsyncIterator[bytes]) -> None:

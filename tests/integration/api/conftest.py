@@ -4,14 +4,15 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import asyncpg
 import pytest
 
+from conftest import Servers, fresh_database
 from penstock.billing.service.welcome import welcome
 from penstock.embedded.child import free_port
 from penstock.fleet import pki
@@ -104,12 +105,14 @@ class Api:
 
 
 @pytest.fixture(scope="package")
-async def api(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
+async def api(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
     """The api, bootstrapped, with one SKU."""
-    name = f"api_{os.urandom(6).hex()}"
-    admin = await asyncpg.connect(servers.admin_url)
-    await admin.execute(f"create database {name} template {servers.template}")
-    database_url = servers.admin_url.rsplit("/", 1)[0] + f"/{name}"
+    async with fresh_database(servers) as database_url, _running(servers, database_url, tmp_path_factory) as running:
+        yield running
+
+
+@asynccontextmanager
+async def _running(servers: Servers, database_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Api]:
     async with db.connect(database_url, lambda *_: None) as database, database.transaction() as tx:
         admin_key = await bootstrap(tx)
         await welcome(tx, DEFAULT_ORGANISATION)
@@ -127,8 +130,6 @@ async def api(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIt
             if running.process.returncode is None:
                 running.process.terminate()
                 await asyncio.wait_for(running.process.wait(), 15)
-    await admin.execute(f"drop database {name} with (force)")
-    await admin.close()
 
 
 async def _start(servers: Any, database_url: str, admin_key: str, folder: Path, session: aiohttp.ClientSession) -> Api:

@@ -3,10 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 
 from penstock.kit.bus import Bus, connect
 from penstock.kit.db import Database
@@ -22,6 +23,14 @@ class Worker:
     name: str
     request: str
     token: str
+
+
+async def fresh_streams(bus: Bus) -> None:
+    """Whatever others have left in them is gone."""
+    for stream in streams.STREAMS:
+        with suppress(NotFoundError):
+            await bus.js.delete_stream(stream.name or "")
+    await streams.ensure(bus)
 
 
 async def make_worker(database: Database, bus: Bus, request: str, number: int, *, slots: int = 1) -> Worker:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -13,9 +12,9 @@ from unittest.mock import patch
 
 import asyncpg
 import msgspec
-from nats.js.errors import NotFoundError
-from tests.conftest import Servers, _sql  # pyright: ignore[reportPrivateUsage]
 
+from conftest import Servers, fresh_database
+from integration.serverless.sidecars import fresh_streams
 from penstock.kit import bus, db
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
@@ -223,11 +222,14 @@ class Stage:
         self._tasks: asyncio.TaskGroup | None = None
         self._playing: list[asyncio.Task[None]] = []
 
+    def playing(self) -> "set[asyncio.Task[None]]":
+        """What played sidecars do."""
+        return {*self._playing, *(task for played in self.workers.values() for task in played.tasks)}
+
     async def reset(self) -> None:
         """Everything as at the beginning, for the next test of a module that shares a stage."""
         self.handler, self.plays = echo, False
-        for task in [*self._playing, *(task for played in self.workers.values() for task in played.tasks)]:
-            task.cancel()
+        await _end(self.playing())
         for _ in range(20):
             # Loops that run may be in the way, or be told that we are.
             with suppress(asyncpg.DeadlockDetectedError):
@@ -381,6 +383,14 @@ async def until(check: Callable[[], Awaitable[object]], *, timeout_s: float = 20
             await asyncio.sleep(0.01)
 
 
+async def _end(tasks: "set[asyncio.Task[None]]") -> None:
+    """Cancel them until they have ended: what a task waits for may swallow a cancellation."""
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=0.1)
+
+
 async def _quietly(work: Awaitable[None]) -> None:
     with suppress(Exception):
         await work
@@ -389,25 +399,19 @@ async def _quietly(work: Awaitable[None]) -> None:
 @asynccontextmanager
 async def shared(servers: Servers) -> AsyncIterator[Stage]:
     """A stage on a database of its own, for all tests of a module."""
-    name = f"test_{os.urandom(6).hex()}"
-    await _sql(servers.admin_url, f"create database {name} template {servers.template}")
-    url = servers.admin_url.rsplit("/", 1)[0] + f"/{name}"
     async with (
+        fresh_database(servers) as url,
         bus.connect(servers.nats_url, name="test") as connected,
         db.connect(url, connected.hint, name="test") as database,
         staged(database, connected) as made,
     ):
         yield made
-    await _sql(servers.admin_url, f"drop database {name} with (force)")
 
 
 @asynccontextmanager
 async def staged(database: Database, connected: Bus) -> AsyncIterator[Stage]:
     """A stage with fresh streams and one activator that runs."""
-    for name in ("WORK", "OUT"):
-        with suppress(NotFoundError):
-            await connected.js.delete_stream(name)
-    await streams.ensure(connected)
+    await fresh_streams(connected)
     stage = Stage(database, connected)
     await stage.invoker.start()
     await Calls(database, connected, stage.invoker, stage.teller, stage.keys).start()
@@ -420,12 +424,8 @@ async def staged(database: Database, connected: Bus) -> AsyncIterator[Stage]:
         try:
             yield stage
         finally:
-            holder.cancel()
-            for task in [task for played in stage.workers.values() for task in played.tasks]:
-                task.cancel()
-            for task in asyncio.all_tasks():
-                if task is not asyncio.current_task() and task in getattr(tasks, "_tasks", ()):
-                    task.cancel()
+            await _end({holder, *getattr(tasks, "_tasks", ())})
+            await _end(stage.playing())
 
 
 async def _hold(stage: Stage, tasks: asyncio.TaskGroup) -> None:

@@ -1,13 +1,13 @@
 """Who may connect as a worker, and what it may do: in its own account, with exactly its own subjects."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from nats.aio.msg import Msg
 
 from conftest import Servers
-from integration.serverless.sidecars import Worker, bare, listen, make_worker, refused, sidecar
+from integration.serverless.sidecars import Worker, bare, fresh_streams, listen, make_worker, refused, sidecar
 from penstock.kit.bus import Bus, connect
 from penstock.kit.db import Database
 from penstock.kit.publish import BadMessage, MessageTooLarge, NotStored
@@ -18,13 +18,11 @@ from penstock.wire import subjects
 
 
 @pytest.fixture
-async def bus(servers: Servers, database: Database, nats_bus: Bus) -> AsyncIterator[Bus]:
+async def bus(servers: Servers, database: Database, nats_bus: Bus) -> Bus:
     """Fresh streams, and somebody who says who sidecars are."""
-    await streams.ensure(nats_bus)
+    await fresh_streams(nats_bus)
     await Callout(database, nats_bus, (servers.folder / "nats.issuer").read_text()).serve()
-    yield nats_bus
-    for stream in streams.STREAMS:
-        await nats_bus.js.delete_stream(stream.name or "")
+    return nats_bus
 
 
 @pytest.fixture

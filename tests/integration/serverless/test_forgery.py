@@ -3,14 +3,12 @@ pulled, a status, an acknowledgement) goes where the sidecar says. In its own ac
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import suppress
 
 import pytest
 from nats.js.errors import NotFoundError
 
 from conftest import Servers
-from integration.serverless.sidecars import Listener, Worker, listen, make_worker, sidecar
+from integration.serverless.sidecars import Listener, Worker, fresh_streams, listen, make_worker, sidecar
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.pull import Pull
@@ -22,15 +20,10 @@ _CALLER = "_INBOX.caller.x"
 
 
 @pytest.fixture
-async def bus(nats_bus: Bus) -> AsyncIterator[Bus]:
+async def bus(nats_bus: Bus) -> Bus:
     """Fresh streams."""
-    for stream in streams.STREAMS:
-        with suppress(NotFoundError):
-            await nats_bus.js.delete_stream(stream.name or "")
-    await streams.ensure(nats_bus)
-    yield nats_bus
-    for stream in streams.STREAMS:
-        await nats_bus.js.delete_stream(stream.name or "")
+    await fresh_streams(nats_bus)
+    return nats_bus
 
 
 @pytest.fixture

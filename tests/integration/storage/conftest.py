@@ -1,17 +1,15 @@
 """Objects on a local folder and on an S3 server of our own: every test here runs on both."""
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import asyncpg
 import pytest
 
+from conftest import Servers, fresh_database
 from penstock.embedded.child import free_port
 from penstock.kit import db
 from penstock.kit.audit import Actor
@@ -119,15 +117,10 @@ async def pieces(content: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
 
 
 @pytest.fixture(scope="package")
-async def shared(servers: Any) -> AsyncIterator[Database]:
+async def shared(servers: Servers) -> AsyncIterator[Database]:
     """One database for all tests of objects, which they empty."""
-    name = f"objects_{os.urandom(6).hex()}"
-    admin = await asyncpg.connect(servers.admin_url)
-    await admin.execute(f"create database {name} template {servers.template}")
-    async with db.connect(servers.admin_url.rsplit("/", 1)[0] + f"/{name}", lambda *_: None) as opened:
+    async with fresh_database(servers) as url, db.connect(url, lambda *_: None) as opened:
         yield opened
-    await admin.execute(f"drop database {name} with (force)")
-    await admin.close()
 
 
 @pytest.fixture
