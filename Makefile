@@ -41,7 +41,7 @@ up: install ## Start the whole cloud here; Ctrl-C stops it
 	@exec $(BIN)/penstock up
 
 test: install-dev ## Run the whole test suite against real servers
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak" tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak" tests
 
 check: install-dev ## Formatting, lint, types, layers, contracts
 	@$(BIN)/ruff format --check src tests bench tools migrations

@@ -26,7 +26,9 @@ BROWSER = Path(oidc_provider.__file__).with_name("oidc_browser.py")
 
 @pytest.fixture(scope="module")
 async def provider(api: Api, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Oidc]:
-    """The provider, known to the cloud as `corp`."""
+    """The provider, known to the cloud as `corp`; those of other tests are gone."""
+    for other in (await api.call("GET", "/identity-providers")).json["items"]:
+        assert (await api.call("DELETE", f"/identity-providers/{other['name']}")).status == 204
     async with oidc_provider.run(tmp_path_factory.mktemp("oidc") / "log") as running:
         body = {"issuer": running.issuer, "client_id": "penstock", "audiences": ["penstock-api"], "scopes": SCOPES}
         answer = await api.call("PUT", "/identity-providers/corp", json=body)
