@@ -76,7 +76,7 @@ def _join(
         ),
     ] = "",
 ) -> None:
-    """Make this host a node, and serve as one until stopped."""
+    """Make this host a node, and serve as one until stopped: allocations, and functions where NATS can be reached."""
     environ = {
         "PENSTOCK_AGENT_DATA_DIR": str(data_folder(session.flags.data, session.environ) / "node"),
         **session.environ,
@@ -84,7 +84,7 @@ def _join(
         _TOKEN: _token(token, session.environ),
         "PENSTOCK_AGENT_NODE_NAME": name,
     }
-    arguments = [sys.executable, "-P", "-m", "penstock.command", "serve", "agent"]
+    arguments = [sys.executable, "-P", "-m", "penstock.command", "serve", "node"]
     os.execve(sys.executable, arguments, environ)  # noqa: S606 - no shell is wanted
 
 

@@ -9,6 +9,19 @@ from wheels import wheel
 
 pytestmark = pytest.mark.timeout(300)
 
+APP = """
+import penstock
+
+app = penstock.App("parcel")
+
+
+@app.function(sku="g1.1", requirements="requirements.lock")
+def version():
+    import tiny
+
+    return tiny.VERSION
+"""
+
 
 def test_code_runs_on_the_packages_of_a_lock(stack: Cloud, tmp_path: Path) -> None:
     lock = tmp_path / "requirements.lock"
@@ -32,4 +45,14 @@ def test_code_runs_on_the_packages_of_a_lock(stack: Cloud, tmp_path: Path) -> No
     assert "the runtime was not built" in failed.stderr
     assert "hash" in failed.stderr.lower()
     stack.ok("runtime", "delete", "vision")
-    assert stack.json("runtime", "list")["items"] == []
+    assert "vision" not in stack.ok("runtime", "list")
+
+
+def test_a_function_has_the_packages_of_its_requirements(stack: Cloud, tmp_path: Path) -> None:
+    lock = wheel(Path(stack.env["PENSTOCK_AGENT_PACKAGE_FIND_LINKS"]))
+    (tmp_path / "requirements.lock").write_text(lock)
+    (tmp_path / "parcel.py").write_text(APP)
+    [made] = stack.json("fn", "deploy", str(tmp_path / "parcel.py"), timeout_s=120)["items"]
+    assert made["definition"]["runtime"].startswith("parcel-")
+    assert stack.json("fn", "invoke", "parcel-version", timeout_s=120) == "1.0"
+    stack.ok("fn", "delete", "parcel-version")

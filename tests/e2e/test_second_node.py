@@ -1,4 +1,5 @@
-"""A second node on another address, by following docs/guides/operate.md: its commands are read there and run."""
+"""A second node on another address, by following docs/guides/operate.md: its commands are read there and run. It serves
+allocations and functions."""
 
 import os
 import re
@@ -23,6 +24,14 @@ pytestmark = [
 ]
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operate.md"
 CONTROL, HOST = "10.77.41.1", "10.77.41.2"
+APP = """
+import penstock
+app = penstock.App("far")
+
+@app.function(sku="g1.1")
+def square(x: int) -> int:
+    return x * x
+"""
 
 
 def steps(title: str) -> list[str]:
@@ -93,6 +102,17 @@ def until_answered(cloud: Cloud, allocation: str, command: str) -> str:
     return done.stdout
 
 
+def serves_a_function(cloud: Cloud, node: str, app: Path) -> None:
+    """Deploy it and call it; the calls reach the node by the one address that it can reach."""
+    app.parent.mkdir()
+    app.write_text(APP)
+    cloud.ok("fn", "deploy", str(app), timeout_s=120)
+    assert cloud.json("fn", "invoke", "far-square", "-d", '{"x": 7}', timeout_s=120) == 49
+    [worker] = cloud.json("fn", "workers", "far-square")["items"]
+    assert cloud.json("alloc", "show", worker["allocation_id"])["node_id"] == node
+    cloud.ok("fn", "delete", "far-square")
+
+
 def test_a_second_node_joins_by_the_guide_and_its_upgrade_loses_no_work(cloud: Cloud, tmp_path: Path) -> None:
     up, enroll, join = steps("A second node")
     with two_hosts() as (here, elsewhere):
@@ -111,6 +131,7 @@ def test_a_second_node_joins_by_the_guide_and_its_upgrade_loses_no_work(cloud: C
                 cloud.json("node", "cordon", local)
                 allocation = cloud.json("alloc", "create", "--sku", "g1.1", "--wait", timeout_s=90)
                 assert allocation["node_id"] == node
+                serves_a_function(cloud, node, tmp_path / "app" / "far.py")
                 assert cloud.ok("alloc", "exec", allocation["id"], "--", "sh", "-c", "echo kept > ~/work") == ""
                 unit = cloud.ok("alloc", "exec", allocation["id"], "--", "stat", "-c", "%Y", "/proc/1")
             # The agent is stopped, as for its upgrade; what it runs goes on.

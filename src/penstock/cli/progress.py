@@ -15,7 +15,7 @@ def progress(first: str) -> Iterator[Report]:
     """Report with the function that this yields."""
     if not sys.stderr.isatty():
         notice(first)
-        yield notice
+        yield _changes(first)
         return
     from rich.console import Console
     from rich.text import Text
@@ -28,6 +28,18 @@ def progress(first: str) -> Iterator[Report]:
             status.update(Text(clean(text)))
 
         yield report
+
+
+def _changes(first: str) -> Report:
+    """Lines, but never the same one twice in a row."""
+    said = [first]
+
+    def report(text: str) -> None:
+        if text != said[0]:
+            said[0] = text
+            notice(text)
+
+    return report
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _WAIT_S: Final = 300.0
 _POLL_S: Final = 0.25
 _WATCH_S: Final = 0.5
-_SUFFIX: Final = "-dev"
 
 File = Annotated[Path, typer.Argument(help="The Python file with the app.")]
 
@@ -69,7 +68,8 @@ def _serving(client: "Client", function: Function, until: float, report: Report)
     """The function when its current version gets the calls."""
     while function.serving_version != function.current_version:
         if time.monotonic() > until:
-            why = f": {function.waiting_for}" if function.waiting_for else ""
+            first = function.waiting_for.partition("\n")[0]
+            why = f": {first}; see penstock fn show {function.name}" if first else ""
             message = f"version {function.current_version} of {function.name} does not serve yet{why}"
             raise CliError(message, code="wait_timeout", exit_code=SERVER)
         why = function.waiting_for.partition("\n")[0] or "starting"
@@ -84,39 +84,51 @@ def serve(session: Session, file: File) -> None:
     """Deploy under names that end in -dev, again whenever a file changes, and show what is printed. Ctrl-C deletes
     them."""
     from penstock.sdk.deploying import stamps
-    from penstock.sdk.errors import SdkError
 
     source = _read(file)
     seen = stamps(source.root)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         # A closed terminal must not leave functions behind that hold GPUs.
         signal.signal(ending, signal.default_int_handler)
+    served: dict[str, bool] = {}
     with session.client() as client:
-        names = _put(client, source)
-        _show_logs(session, names)
         try:
-            _watch(client, file, source.root, seen)
+            _put(session, client, source, served)
+            _watch(session, client, file, source.root, seen, served)
         except KeyboardInterrupt:
             notice("")
         finally:
-            for name in names:
-                try:
-                    client.functions.delete(name)
-                    notice(f"deleted {name}")
-                except SdkError as error:
-                    notice(f"{name} is still there: {error.message}")
+            _delete(client, served)
 
 
-def _put(client: "Client", source: "Source") -> list[str]:
+def _delete(client: "Client", names: Iterable[str]) -> None:
+    from penstock.sdk.errors import NotFound, SdkError
+
+    for name in names:
+        try:
+            client.functions.delete(name)
+            notice(f"deleted {name}")
+        except NotFound:
+            continue
+        except SdkError as error:
+            notice(f"{name} is still there: {error.message}")
+
+
+def _put(session: Session, client: "Client", source: "Source", served: dict[str, bool]) -> None:
+    """Deploy all, and show the logs of those that are new. Names are noted before they are there, so that nothing is
+    left of what goes wrong half-way; with them, whether their logs are shown."""
     from penstock.sdk.deploying import deploy
+    from penstock.sdk.functions.app import DEVELOPMENT
 
-    done = deploy(client, source, suffix=_SUFFIX, report=notice)
-    for each in done:
+    for _, made in source.functions():
+        served.setdefault(made.name + DEVELOPMENT, False)
+    for each in deploy(client, source, suffix=DEVELOPMENT, report=notice):
         notice(f"{each.name} version {each.current_version}: {each.url}")
-    return [each.name for each in done]
+    _show_logs(session, [name for name, shown in served.items() if not shown])
+    served.update(dict.fromkeys(served, True))
 
 
-def _watch(client: "Client", file: Path, root: Path, seen: object) -> None:
+def _watch(session: Session, client: "Client", file: Path, root: Path, seen: object, served: dict[str, bool]) -> None:
     """Deploy again whenever the files are not those that were deployed last, also if they changed meanwhile."""
     from penstock.sdk.deploying import stamps
     from penstock.sdk.errors import SdkError
@@ -128,7 +140,7 @@ def _watch(client: "Client", file: Path, root: Path, seen: object) -> None:
             continue
         seen = now
         try:
-            _put(client, _read(file))
+            _put(session, client, _read(file), served)
         except (CliError, SdkError) as error:
             notice(f"not deployed: {error.message}")
 

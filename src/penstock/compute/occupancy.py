@@ -7,6 +7,6 @@ from penstock.kit.db import Reader
 class Occupancy:
     """Compute's answer."""
 
-    async def occupied(self, conn: Reader, project_id: str) -> bool:
+    async def occupied(self, conn: Reader, project_id: str) -> str:
         """Whether the project has an allocation that has not ended."""
-        return await allocations.any_unended(conn, project_id)
+        return "allocations" if await allocations.any_unended(conn, project_id) else ""

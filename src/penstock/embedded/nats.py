@@ -3,12 +3,16 @@
 Our own processes are one user of the account APP, which holds the streams. Workers' sidecars live in SIDECARS, which
 has no JetStream and reaches APP through the imports below only: who one is, the activators say (`auth_callout`), and a
 reply subject that a sidecar makes up is one of its own account, never one of APP. Nobody gets in without a password.
+
+It listens on loopback, in plain text. For sidecars of other hosts there can be a second listener, of WebSockets: that
+one knows nothing but TLS, and our own user is refused there whatever its password.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,20 +37,30 @@ _SERVICES: Final = (
 _STREAMS: Final = (subjects.CONTROLS, subjects.CALL_ANSWERS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Where sidecars of other hosts connect, and the certificate that they see."""
+
+    host: str
+    port: int
+    certificate: Path
+    key: Path
+
+
 @asynccontextmanager
-async def run(folder: Path, port: int, log: Path) -> AsyncIterator[tuple[str, Child]]:
+async def run(folder: Path, port: int, log: Path, outside: Outside | None = None) -> AsyncIterator[tuple[str, Child]]:
     """Start on `folder`; yields the URL. Stops it at the end."""
-    async with running(prepare(folder, port, log)) as started:
+    async with running(prepare(folder, port, log, outside)) as started:
         yield started
 
 
-def prepare(folder: Path, port: int, log: Path) -> Server:
+def prepare(folder: Path, port: int, log: Path, outside: Outside | None = None) -> Server:
     """The server of `folder`, with its configuration written."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     password = secret.made_once(folder.parent / "nats.token")
     issuer = nkeys.Issuer(secret.made_once(issuer_seed(folder), nkeys.new_account_seed))
     config = folder.parent / "nats.conf"
-    secret.keep(config, _configuration(folder, port, password, issuer.public))
+    secret.keep(config, _configuration(folder, port, password, issuer.public) + _listener(outside))
     return Server(
         name="nats",
         argv=(binaries.nats_server(), "-c", config),
@@ -75,7 +89,7 @@ accounts {{
   SYS {{}}
   APP {{
     jetstream: enabled
-    users: [ {{ user: {USER}, password: {json.dumps(password)} }} ]
+    users: [ {{ user: {USER}, password: {json.dumps(password)}, allowed_connection_types: [STANDARD] }} ]
     exports: [
       {_lines(_exports())}
     ]
@@ -89,6 +103,19 @@ accounts {{
 authorization {{
   timeout: 3
   auth_callout {{ issuer: {issuer}, account: APP, auth_users: [ {USER} ] }}
+}}
+"""
+
+
+def _listener(outside: Outside | None) -> str:
+    if outside is None:
+        return ""
+    certificate, key = json.dumps(str(outside.certificate)), json.dumps(str(outside.key))
+    return f"""\
+websocket {{
+  host: {outside.host}
+  port: {outside.port}
+  tls {{ cert_file: {certificate}, key_file: {key}, min_version: "1.3" }}
 }}
 """
 

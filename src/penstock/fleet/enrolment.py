@@ -57,10 +57,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addresses:
-    """What a new node is told: where the api is (for the command shown) and where its link goes."""
+    """What a new node is told: where the api is (for the command shown), where its link goes, and where its sidecar
+    finds gateway and NATS."""
 
     api_url: str
     link_url: str
+    gateway_url: str = ""
+    nats_url: str = ""
 
 
 class Enrolment:
@@ -155,6 +158,8 @@ class Enrolment:
             ca_pem=self._authority.pem,
             task_keys=pki.task_keys(self._folder),
             link_url=self._addresses.link_url,
+            gateway_url=self._addresses.gateway_url,
+            nats_url=self._addresses.nats_url,
         )
 
 

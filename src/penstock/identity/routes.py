@@ -1,5 +1,6 @@
 """REST of identity: decode, call the use case in one transaction, encode."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from penstock.kit.ids import is_id
 from penstock.wire import rest
 
 
-def router(db: Database, occupancy: Occupancy, *, gateway_url: str) -> Router:
+def router(db: Database, occupancies: Sequence[Occupancy], *, gateway_url: str) -> Router:
     """All routes of identity."""
     return Router(
         path="/",
@@ -27,7 +28,7 @@ def router(db: Database, occupancy: Occupancy, *, gateway_url: str) -> Router:
         route_handlers=[
             _whoami(gateway_url),
             *_people(db),
-            *_projects(db, occupancy),
+            *_projects(db, occupancies),
             *_members(db),
             *_service_accounts(db),
             *_keys(db),
@@ -114,7 +115,7 @@ def _people(db: Database) -> list[Any]:
     return [list_organisations, create_organisation, list_users, create_user, disable_user, enable_user]
 
 
-def _projects(db: Database, occupancy: Occupancy) -> list[Any]:
+def _projects(db: Database, occupancies: Sequence[Occupancy]) -> list[Any]:
     @get("/projects", operation_id="listProjects")
     async def list_projects(caller: Caller, page: PageQuery) -> rest.Page[rest.Project]:
         """Projects that the caller can act in."""
@@ -149,7 +150,7 @@ def _projects(db: Database, occupancy: Occupancy) -> list[Any]:
     async def delete_project(caller: Caller, project_id: str) -> None:
         """Close a project for good; refused while anything lives in it."""
         async with db.transaction() as tx:
-            await projects.archive(tx, caller, occupancy, http.path_id("prj", project_id))
+            await projects.archive(tx, caller, occupancies, http.path_id("prj", project_id))
 
     return [list_projects, create_project, get_project, update_project, delete_project]
 

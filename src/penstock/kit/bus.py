@@ -6,9 +6,10 @@ Nothing is believed for having arrived: a hint only says "look again", and every
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, Protocol
+from ssl import SSLContext
+from typing import Any, Final, Protocol
 
-from nats.aio.client import PING_PROTO, Client
+from nats.aio.client import PING_PROTO, Client, Srv
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, Error, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -144,7 +145,35 @@ class Bus:
 class _Client(Client):
     """A connection that comes back whatever the server says before it hangs up: for nats-py an expired identity is the
     end, here the next attempt may well be given a new one. And one whose `flush` waits for what was sent before it:
-    nats-py's own ping overtakes subscriptions that still stand in the buffer."""
+    nats-py's own ping overtakes subscriptions that still stand in the buffer. And one that takes `tls://` at its word,
+    where nats-py would go on in plain text with a server that does not insist."""
+
+    @property
+    def _insists_on_tls(self) -> bool:
+        return self._current_server is not None and self._current_server.uri.scheme == "tls"
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        # nats-py's own limit does not hold for WebSockets.
+        async with asyncio.timeout(self.options["connect_timeout"]):
+            await super()._connect_to_server(s)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            if self._insists_on_tls and self._transport is not None:
+                # One that broke while it became encrypted never tells its end, for which nats-py would wait.
+                self._transport.close()
+                self._transport = None
+            raise
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if initial_connection and self._insists_on_tls:
+            # What nats-py looks at for whether to encrypt.
+            info["tls_required"] = bool(info.get("tls_required") or info.get("tls_available"))
+            if not info["tls_required"]:
+                raise Error("nats: the server does not speak TLS")
+        await super()._process_info(info, initial_connection)
 
     async def _process_err(self, err_msg: str) -> None:
         if "permissions violation" in err_msg:
@@ -167,8 +196,10 @@ async def connect(
     password: str | None = None,
     inbox_prefix: str = "_INBOX",
     again_s: float = 0.2,
+    tls: SSLContext | None = None,
 ) -> AsyncIterator[Bus]:
-    """Connect, keep reconnecting for ever, and drain at the end. NATS may be away when the process starts."""
+    """Connect, keep reconnecting for ever, and drain at the end. NATS may be away when the process starts. `tls` is for
+    `tls://` and `wss://` addresses; without it the system's authorities are trusted."""
 
     async def on_error(error: Exception) -> None:
         _log.debug("nats_error", error=repr(error))
@@ -182,6 +213,7 @@ async def connect(
             user=user,
             password=password,
             inbox_prefix=inbox_prefix,
+            tls=tls,
             allow_reconnect=True,
             max_reconnect_attempts=-1,
             reconnect_time_wait=again_s,  # pyright: ignore[reportArgumentType]  (a fraction is fine)

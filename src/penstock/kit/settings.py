@@ -42,6 +42,7 @@ SHARED: Final = frozenset(
         "api_url",
         "gateway_url",
         "link_url",
+        "nodes_nats_url",
         "otlp_endpoint",
         "log_level",
         "log_format",

@@ -1,7 +1,8 @@
 """Who this node is: its key, its certificate and what it trusts, in its data folder.
 
 `node.pem` (key and certificate together, mode 0600) and `identity.json` are each replaced as a whole, so a crash leaves
-either the old identity or the new one. The key is made here and never leaves the host.
+either the old identity or the new one. The key is made here and never leaves the host. `ca.pem` is there for the
+sidecar.
 """
 
 import asyncio
@@ -37,6 +38,9 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     link_url: str
     ca_pem: str
     task_keys: dict[str, str]
+    #: For the sidecar.
+    gateway_url: str = ""
+    nats_url: str = ""
     #: Of the token that this identity came from, so that the same one is not tried twice.
     token_digest: str = ""
 
@@ -68,6 +72,21 @@ class Identity:
     def move(self, link_url: str) -> None:
         """Dial this address instead of the one told at enrolment."""
         self._known = msgspec.structs.replace(self._known, link_url=link_url)
+
+    @property
+    def gateway_url(self) -> str:
+        """Where the sidecar finds payloads; empty if nobody said."""
+        return self._known.gateway_url
+
+    @property
+    def nats_url(self) -> str:
+        """Where the sidecar finds NATS; empty if nobody said."""
+        return self._known.nats_url
+
+    @property
+    def authority(self) -> Path:
+        """The CA's certificate, in a file of its own."""
+        return self._folder / "ca.pem"
 
     @property
     def task_keys(self) -> dict[str, Ed25519PublicKey]:
@@ -215,6 +234,8 @@ def _from_enrolled(enrolled: Enrolled, key: bytes, token_digest: str) -> tuple[_
     known = _Known(
         node_id=enrolled.node_id,
         link_url=enrolled.link_url,
+        gateway_url=enrolled.gateway_url,
+        nats_url=enrolled.nats_url,
         ca_pem=enrolled.ca_pem,
         task_keys=enrolled.task_keys,
         token_digest=token_digest,
@@ -224,6 +245,7 @@ def _from_enrolled(enrolled: Enrolled, key: bytes, token_digest: str) -> tuple[_
 
 def _save(folder: Path, known: _Known, pem: bytes) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _replace(folder / "ca.pem", known.ca_pem.encode())
     _replace(folder / "node.pem", pem)
     _replace(folder / "identity.json", msgspec.json.encode(known))
 

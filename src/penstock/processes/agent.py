@@ -106,9 +106,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 async def body(stack: AsyncExitStack, settings: Settings) -> None:
     """Run until cancelled."""
     layouts = layout.parse(settings.gpu_layout)
-    folder = _own_folder(stack, Path(settings.data_dir).absolute())
+    folder = own_folder(stack, Path(settings.data_dir).absolute())
     _become_subreaper()
-    who = await _identify(settings, folder)
+    who = await identify(settings, folder)
     structlog.contextvars.bind_contextvars(node_id=who.node_id)
     _expires.set(who.expires_at.timestamp())
     journal = Journal(folder / "journal.db")
@@ -163,7 +163,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         tasks.create_task(process.every(_REAP_S, lambda: _look_after(units), name="reap"))
 
 
-def _own_folder(stack: AsyncExitStack, folder: Path) -> Path:
+def own_folder(stack: AsyncExitStack, folder: Path) -> Path:
     """The data folder, for this agent alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -183,7 +183,7 @@ def _become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-async def _identify(settings: Settings, folder: Path) -> Identity:
+async def identify(settings: Settings, folder: Path) -> Identity:
     """The identity that is kept, or a new one by a token that was not used before."""
     kept = identity.load(folder)
     token = settings.enrolment_token

@@ -57,6 +57,7 @@ from penstock.serverless import queries, schemas
 from penstock.serverless import routes as serverless_routes
 from penstock.serverless.following import Followers
 from penstock.serverless.model import Limits as FunctionLimits
+from penstock.serverless.occupancy import Occupancy as FunctionOccupancy
 from penstock.serverless.schemas import Urls
 from penstock.serverless.service.callbacks import Signing
 from penstock.serverless.service.cancel import Cancel
@@ -102,6 +103,8 @@ class Settings(PaymentSettings, frozen=True, kw_only=True):
     project_object_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 100 << 30
     gateway_url: str = "http://127.0.0.1:8081"
     link_url: str = "wss://127.0.0.1:8443"
+    #: Where sidecars of nodes reach NATS; told to nodes that join.
+    nodes_nats_url: str = ""
     #: A node has so long to hand a stock unit over.
     handoff_s: Annotated[float, Meta(gt=0, le=3600)] = 30
     #: A create needs funds for so long, for itself and all that runs.
@@ -155,7 +158,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
     database = parts.database
     limits = Limits(gpus_max_default=settings.gpus_max_default)
     domains = [
-        identity_routes.router(database, Occupancy(), gateway_url=settings.gateway_url),
+        identity_routes.router(database, (Occupancy(), FunctionOccupancy()), gateway_url=settings.gateway_url),
         loginroutes.router(database, parts.authenticator),
         fleet_routes.router(parts.enrolment, Claims(), database),
         compute_routes.router(
@@ -219,9 +222,13 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     live = Feed(database, authenticator.still_valid)
     await authenticator.watch(nats_bus)
     await live.watch(nats_bus)
-    enrolment = Enrolment(
-        Path(settings.pki_dir), Addresses(api_url=settings.api_url, link_url=settings.link_url), Config()
+    addresses = Addresses(
+        api_url=settings.api_url,
+        link_url=settings.link_url,
+        gateway_url=settings.gateway_url,
+        nats_url=settings.nodes_nats_url,
     )
+    enrolment = Enrolment(Path(settings.pki_dir), addresses, Config())
     keyring = Keyring(Path(settings.secrets_dir))
     secrets, objects = Secrets(keyring), _objects(database, settings)
     outward = Outward()

@@ -33,6 +33,7 @@ class ProcessName(StrEnum):
     ACTIVATOR = "activator"
     AGENT = "agent"
     SIDECAR = "sidecar"
+    NODE = "node"
 
 
 class Listener(StrEnum):
@@ -74,6 +75,10 @@ def _up(
     api_port: Port = None,
     gateway_port: Port = None,
     link_port: Port = None,
+    nats_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, show_default=False, help="Where sidecars of other nodes reach NATS, with TLS."),
+    ] = None,
     supervise: Annotated[bool, typer.Option("--supervise", hidden=True)] = False,
 ) -> None:
     """Start the whole cloud here: Postgres, NATS, Temporal, all processes and one local node."""
@@ -90,11 +95,11 @@ def _up(
 
     with told():
         if not detach:
-            wanted = Wanted(host=address, api=api_port, gateway=gateway_port, link=link_port)
+            wanted = Wanted(host=address, api=api_port, gateway=gateway_port, link=link_port, nats=nats_port)
             run.foreground(folder, wanted, session.environ, announce)
             return
-        ports = {"--api-port": api_port, "--gateway-port": gateway_port, "--link-port": link_port}
-        given = [part for name, port in ports.items() if port is not None for part in (name, str(port))]
+        ports = {"api": api_port, "gateway": gateway_port, "link": link_port, "nats": nats_port}
+        given = [part for name, port in ports.items() if port is not None for part in (f"--{name}-port", str(port))]
         given += ["--address", address] if address else []
         ready = run.detached(folder, ["up", "--supervise", "--data", str(folder.path), *given], session.environ)
     for note in ready.notes:

@@ -84,6 +84,8 @@ class Settings(ObjectSettings, frozen=True, kw_only=True):
     advertise: str = ""
     api_url: str = "http://127.0.0.1:8080"
     link_url: str = "wss://127.0.0.1:8443"
+    #: Where sidecars of nodes reach NATS; told to nodes that join.
+    nodes_nats_url: str = ""
     gateway_url: str = "http://127.0.0.1:8081"
     #: So many invocations of a project may wait.
     waiting_max_per_project: Annotated[int, Meta(ge=1, le=100_000_000)] = 200_000
@@ -139,7 +141,13 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     folder = Path(settings.pki_dir)
     gateway_id = new_id("gtw")
     config = Config(heartbeat_s=settings.heartbeat_s, accepts_per_s=settings.accepts_per_s)
-    enrolment = Enrolment(folder, Addresses(api_url=settings.api_url, link_url=settings.link_url), config)
+    addresses = Addresses(
+        api_url=settings.api_url,
+        link_url=settings.link_url,
+        gateway_url=settings.gateway_url,
+        nats_url=settings.nodes_nats_url,
+    )
+    enrolment = Enrolment(folder, addresses, config)
     links = LinkServer(
         database,
         nats_bus,

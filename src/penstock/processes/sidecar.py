@@ -9,6 +9,7 @@ import ctypes
 import encodings.idna
 import os
 import socket
+import ssl
 import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -39,10 +40,12 @@ _MODULES: Final = (encodings.idna, nats.js.client)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sidecar needs to know. `nats_url` carries no credentials: each worker has its own. `uid` and `gid` are
-    whom it becomes when it starts as root; without them it stays what it is."""
+    """What the sidecar needs to know. `nats_url` carries no credentials: each worker has its own. `nats_ca_file` has
+    the one authority that is trusted there; without it, the system's are. `uid` and `gid` are whom it becomes when it
+    starts as root; without them it stays what it is."""
 
     nats_url: str
+    nats_ca_file: str = ""
     gateway_url: str
     socket: str
     uid: Annotated[int, Meta(ge=0, le=4_000_000_000)] = 0
@@ -55,12 +58,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ops_port: int = 9107
 
 
-async def body(stack: AsyncExitStack, settings: Settings, listener: socket.socket, agents: frozenset[int]) -> None:
+async def body(
+    stack: AsyncExitStack,
+    settings: Settings,
+    listener: socket.socket,
+    agents: frozenset[int],
+    nats_tls: ssl.SSLContext | None = None,
+) -> None:
     """Run until cancelled."""
     await process.serve_ops(stack, settings.ops_port)
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=dialling.connector()))
     around = Surroundings(
         nats_url=settings.nats_url,
+        nats_tls=nats_tls,
         gateway=Attempts(session, settings.gateway_url),
         report_s=settings.report_s,
     )
@@ -106,8 +116,30 @@ async def _start(stack: AsyncExitStack, settings: Settings) -> None:
     agents = frozenset({0, os.geteuid()})
     listener = roster.bind(Path(settings.socket).absolute())
     stack.callback(listener.close)
+    # The file may be root's alone.
+    nats_tls = trust(settings)
     become(settings.uid, settings.gid)
-    await body(stack, settings, listener, agents)
+    await body(stack, settings, listener, agents, nats_tls)
+
+
+def encrypted(nats_url: str) -> bool:
+    """Whether connections there are."""
+    return nats_url.startswith(("tls://", "wss://"))
+
+
+def trust(settings: Settings) -> ssl.SSLContext | None:
+    """Whom to believe at an address with TLS; nothing for one without."""
+    if not encrypted(settings.nats_url):
+        if settings.nats_ca_file:
+            raise Invalid("an authority is given, but the address is without TLS", field="sidecar.nats_url")
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.nats_ca_file or None)
+    except OSError as error:
+        detail = f"cannot read the authority in {settings.nats_ca_file}: {error.strerror or error}"
+        raise Invalid(detail, field="sidecar.nats_ca_file") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def main() -> None:

@@ -97,10 +97,17 @@ def call(
         method=method,
         path=PREFIX + path + query_string(query or {}),
         headers=headers,
-        body=None if body is None else msgspec.json.encode(body),
+        body=None if body is None else _encoded(body),
         delay_s=delay_s,
     )
     return attempts(request, answer, repeatable=create or method in _REPEATABLE)
+
+
+def _encoded(body: msgspec.Struct) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(f"it cannot be sent as JSON: {error}", field="body") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import msgspec
 from penstock.sdk.blocking import BlockingExecutor
 from penstock.sdk.client import Client
 from penstock.sdk.commands import with_gateway
-from penstock.sdk.errors import NotFound, Unreachable
+from penstock.sdk.errors import Exhausted, NotFound, Unreachable
 from penstock.sdk.functions import transport, values
 from penstock.sdk.functions.errors import ResultTimeout
 from penstock.sdk.functions.function import in_thread
@@ -159,16 +159,25 @@ class Outside:
             for batch in _batches(payloads):
                 while len(under_way) + len(batch) > _WINDOW:
                     yield _next(under_way, ordered=ordered)
-                made = self._client.functions.map(
-                    function, [msgspec.Raw(item.text) for item in batch], content_type=batch[0].content_type
-                )
-                for each in made.invocations:
+                while not (made := self._queued(function, batch, patient=bool(under_way))):
+                    yield _next(under_way, ordered=ordered)
+                for each in made:
                     under_way.append(waiters.submit(self._wait, each, None, poll_s=_MAP_POLL_S, given_up=given_up))
             while under_way:
                 yield _next(under_way, ordered=ordered)
         finally:
             given_up.set()
             waiters.shutdown(wait=False, cancel_futures=True)
+
+    def _queued(self, function: str, batch: list[Payload], *, patient: bool) -> list[str]:
+        """The ids of a batch; none when the queue is full, where what is under way will make room."""
+        texts = [msgspec.Raw(item.text) for item in batch]
+        try:
+            return self._client.functions.map(function, texts, content_type=batch[0].content_type).invocations
+        except Exhausted:
+            if not patient:
+                raise
+            return []
 
     def _executor(self) -> BlockingExecutor:
         with self._lock:

@@ -139,5 +139,5 @@ def permissions(request: str, worker: str) -> dict[str, Any]:
         "subs": _SUBSCRIPTIONS_MAX,
         "payload": -1,
         "data": -1,
-        "allowed_connection_types": ["STANDARD"],
+        "allowed_connection_types": ["STANDARD", "WEBSOCKET"],
     }

@@ -40,9 +40,10 @@ class Deployed:
 
     @property
     def waiting_for(self) -> str:
-        """Why workers are missing, where some are."""
+        """Why workers are missing, where some are: for what waits, for the least number, for a version to take over."""
         missing = self.queued > 0 and not self.slots_free
-        return self.wait_reason if missing or self.workers_ready < self.definition.workers_min else ""
+        due = missing or self.serving_version != self.current_version
+        return self.wait_reason if due or self.workers_ready < self.definition.workers_min else ""
 
     @property
     def fact(self) -> dict[str, str | int]:

@@ -77,6 +77,10 @@ class Limits:
     create_again_s: float = 1.0
     create_again_max_s: float = 60.0
 
+    def patience_s(self, timeout_s: float | None) -> float:
+        """How long a caller waits for the end: a moment more than the work may take, to be told that it took longer."""
+        return timeout_s + 1.0 if timeout_s else self.sync_wait_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:

@@ -199,6 +199,10 @@ async def test_the_same_id_is_the_same_invocation_and_another_payload_a_conflict
 async def test_without_a_definition_it_fails_at_once(api: Api) -> None:
     answer = await api.call("POST", "/serverless/invocations", json={"serverlessRequestID": "nobody", "mode": "sync"})
     assert (answer.status, answer.json["data"]["failureClass"]) == (200, "no_worker_template")
+    body = {"serverlessRequestID": "nobody", "invocationID": "nobodys"}
+    first, again = [(await api.call("POST", "/serverless/invocations", json=body)) for _ in range(2)]
+    assert (first.status, first.json["data"]["duplicate"], first.json["data"]["state"]) == (202, False, "failed")
+    assert (again.status, again.json["data"]["duplicate"]) == (200, True)
 
 
 async def test_results_come_as_they_were_answered(api: Api, conn: Any) -> None:

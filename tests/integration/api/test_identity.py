@@ -167,6 +167,13 @@ async def test_a_project_with_something_in_it_is_not_deleted(api: Api) -> None:
     assert (answer.status, answer.error["code"]) == (409, "identity.project_occupied")
     assert (await api.call("GET", f"/projects/{project['id']}")).status == 200
     assert allocation["project_id"] == project["id"]
+    planned = await made(api, "/projects", {"name": "nothing runs yet"})
+    there = {"Penstock-Project": planned["id"]}
+    assert (await api.call("PUT", "/functions/later", json={"sku": "g1.1"}, headers=there)).status == 200
+    refused = await api.call("DELETE", f"/projects/{planned['id']}")
+    assert (refused.status, "still has functions" in refused.error["message"]) == (409, True)
+    await api.call("DELETE", "/functions/later", headers=there)
+    assert (await api.call("DELETE", f"/projects/{planned['id']}")).status == 204
 
 
 async def test_a_deleted_project_refuses_everything(api: Api) -> None:

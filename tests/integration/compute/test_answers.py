@@ -30,8 +30,8 @@ async def test_claims_units_and_occupancy_tell_what_is_held(world: World) -> Non
         assert found is not None
         assert (found.node_id, found.unit_id, found.state) == (node_id, made.unit_id, State.REQUESTED)
         assert await Units().find(conn, project_id="prj_b", allocation_id=made.id) is None
-        assert await Occupancy().occupied(conn, "prj_a") is True
-        assert await Occupancy().occupied(conn, "prj_b") is False
+        assert await Occupancy().occupied(conn, "prj_a") == "allocations"
+        assert await Occupancy().occupied(conn, "prj_b") == ""
 
 
 async def test_second_writer_loses(world: World) -> None:

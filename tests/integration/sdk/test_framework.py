@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.sdk import tenant
+from penstock.sdk.framework.handler import Handler
 from penstock.sdk.functions import values
 
 from .framework import DEADLINE_S, TENANTS, Framework, Wire, install, running
@@ -156,6 +157,30 @@ def test_a_call_must_name_a_method(kitchen: Framework, method: str, says: str) -
     assert reply["statusCode"] == 400
     assert says in reply["error"]
     assert "count_to" in reply["error"]
+    plain = kitchen.invoke({"method": method}).reply if method else reply
+    assert says in plain["error"]
+
+
+@pytest.mark.parametrize(
+    ("deployed", "meant"), [("kitchen-kitchen-dev", "-dev"), ("kitchen-kitchen", ""), ("x-dev", "")]
+)
+async def test_what_is_served_for_development_calls_its_like(dishes: Any, deployed: str, meant: str) -> None:
+    await Handler().load("kitchen:Kitchen", deployed)
+    assert dishes.Kitchen.name == f"kitchen-kitchen{meant}"
+
+
+def test_what_a_worker_prints_while_it_starts_is_told_by_its_first_invocation(tmp_path: Path) -> None:
+    with running(tmp_path, "chatty:greet") as framework:
+        first, second = framework.invoke(None), framework.invoke(None)
+    assert (first.of("stdout"), first.of("stderr")) == (["reading weights", "hello"], ["slowly"])
+    assert (second.of("stdout"), second.of("stderr")) == (["hello"], [])
+
+
+def test_a_number_that_python_refuses_is_no_mystery(kitchen: Framework) -> None:
+    with kitchen.connect() as wire:
+        wire.send("POST", "/invoke", b'{"invocationID":"inv-1","payload":' + b"9" * 5000 + b"}")
+        status, told = wire.receive()
+    assert (status, "too long a number" in told["error"]) == (400, True)
 
 
 def answered(wire: Wire, framework: Framework, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from penstock.cli import app as tree
+from penstock.cli import serving
 from penstock.sdk.packing import pack
 from scripted_api import Handler, ScriptedApi, error_answer, json_answer
 
@@ -39,6 +40,13 @@ class Till:
         return amount
 """
 
+TAX = """
+
+@app.function(sku="g1.1")
+def tax(item):
+    return 1
+"""
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -57,13 +65,13 @@ def key(file: Path) -> str:
 
 
 def takes(api: ScriptedApi, file: Path, suffix: str = "") -> None:
-    """The server takes the code and the functions; new versions serve at the second look."""
+    """The server takes the code and the functions; new versions serve at the third look."""
     api.on("GET", "/objects", json_answer(page([])))
     api.on("PUT", f"/objects/{key(file)}", json_answer(OBJECT))
     for name in NAMES:
         now, later = FUNCTION | {"name": name + suffix, "serving_version": 2}, FUNCTION | {"name": name + suffix}
         api.on("PUT", f"/functions/{name}{suffix}", json_answer(now))
-        api.on("GET", f"/functions/{name}{suffix}", json_answer(now), json_answer(later))
+        api.on("GET", f"/functions/{name}{suffix}", json_answer(now), json_answer(now), json_answer(later))
         api.on("DELETE", f"/functions/{name}{suffix}", json_answer(None, 204))
 
 
@@ -72,14 +80,16 @@ def sent(api: ScriptedApi, method: str, path: str) -> list[Any]:
 
 
 def test_deploy_stores_the_code_puts_each_function_and_waits(
-    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str]
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(serving, "_POLL_S", 0.01)
     cli.logged_in(api)
     takes(api, file)
     assert run(cli, "fn", "deploy", str(file)) == 0, capfd.readouterr().err
     said = capfd.readouterr()
     assert "deploying shop-price" in said.err
     assert "shop-till version 3 serves" in said.err
+    assert said.err.count("shop-till version 3: ") == 1
     assert said.out.count("shop-") == 2
     [price] = map(json.loads, sent(api, "PUT", "/functions/shop-price"))
     assert (price["handler"], price["retries"], price["code"]["object"]) == ("shop:price", 2, key(file))
@@ -239,9 +249,11 @@ def test_serve_deploys_again_on_a_change_and_deletes_at_the_end(api: ScriptedApi
         )
     try:
         wait_for(api, "PUT", "/functions/shop-till-dev", 1, log)
-        file.write_text(SOURCE.replace("retries=2", "retries=3"))
+        file.write_text(SOURCE.replace("retries=2", "retries=3") + TAX)
         api.on("PUT", f"/objects/{key(file)}", json_answer(OBJECT))
-        wait_for(api, "PUT", "/functions/shop-till-dev", 2, log)
+        api.on("PUT", "/functions/shop-tax-dev", json_answer(FUNCTION | {"name": "shop-tax-dev"}))
+        api.on("DELETE", "/functions/shop-tax-dev", json_answer(None, 204))
+        wait_for(api, "GET", "/functions/shop-tax-dev/logs", 1, log)
         file.write_text("broken(\n")
         until = time.monotonic() + 30
         while "not deployed" not in log.read_text():
@@ -252,10 +264,7 @@ def test_serve_deploys_again_on_a_change_and_deletes_at_the_end(api: ScriptedApi
     finally:
         process.kill()
         process.wait()
-    assert {path for name in NAMES if sent(api, "DELETE", path := f"/functions/{name}-dev")} == {
-        "/functions/shop-price-dev",
-        "/functions/shop-till-dev",
-    }
+    assert all(sent(api, "DELETE", f"/functions/{name}-dev") for name in (*NAMES, "shop-tax"))
     assert json.loads(sent(api, "PUT", "/functions/shop-price-dev")[-1])["retries"] == 3
 
 

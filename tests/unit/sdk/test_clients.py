@@ -171,6 +171,13 @@ def test_a_malformed_id_never_leaves_the_client(api: ScriptedApi, ask: Ask, bad:
     assert api.seen == []
 
 
+@pytest.mark.parametrize("name", ["\ud800", object()])
+def test_what_json_cannot_hold_is_an_error_of_ours(api: ScriptedApi, ask: Ask, name: Any) -> None:
+    with pytest.raises(errors.InvalidArgument, match="cannot be sent as JSON"):
+        ask(api.url, lambda client: client.projects.create(name))
+    assert api.seen == []
+
+
 def test_html_is_not_json(api: ScriptedApi, ask: Ask) -> None:
     api.on("GET", "/whoami", text_answer("<html>" + "x" * 500))
     with pytest.raises(errors.BadAnswer, match="is not JSON: '<html>x") as caught:

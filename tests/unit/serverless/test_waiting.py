@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock.serverless.model import Invocation, Mode, State
+from penstock.serverless.definitions import Deployed
+from penstock.serverless.model import Invocation, Limits, Mode, State
 from penstock.serverless.service.invocations import raw_body
 from penstock.serverless.waiting import Standing, waiting_for
+from penstock.wire.rest import FunctionPut
 
 NOW = datetime(2026, 11, 16, 7, tzinfo=UTC)
 _EMPTY: dict[str, Any] = dict.fromkeys(Invocation.__dataclass_fields__)
@@ -66,3 +68,25 @@ def test_the_reason_is_said(it: Invocation, standing: Standing, ahead: int | Non
 )
 def test_a_body_comes_out_as_it_went_in(kept: bytes, kind: str, encoding: str, raw: bytes) -> None:
     assert raw_body(kept, content_type=kind, encoding=encoding) == raw
+
+
+@pytest.mark.parametrize(("timeout_s", "waits_s"), [(None, 30), (0, 30), (2, 3)])
+def test_a_caller_waits_long_enough_to_be_told_that_it_took_too_long(timeout_s: float | None, waits_s: float) -> None:
+    assert Limits(sync_wait_s=30).patience_s(timeout_s) == waits_s
+
+
+@pytest.mark.parametrize(
+    ("has", "says"),
+    [
+        ({}, ""),
+        ({"queued": 1, "slots_free": 1}, ""),
+        ({"queued": 1}, "no capacity"),
+        ({"current_version": 2}, "no capacity"),
+        ({"definition": FunctionPut(sku="g1.1", workers_min=1)}, "no capacity"),
+    ],
+)
+def test_a_function_says_why_workers_are_missing_where_some_are(has: dict[str, Any], says: str) -> None:
+    row: dict[str, Any] = dict.fromkeys(Deployed.__dataclass_fields__)
+    row |= dict.fromkeys(("workers_ready", "workers_starting", "slots_free", "queued", "running"), 0)
+    row |= {"current_version": 1, "serving_version": 1, "definition": FunctionPut(sku="g1.1")}
+    assert Deployed(**row | {"wait_reason": "no capacity"} | has).waiting_for == says

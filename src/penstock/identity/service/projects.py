@@ -1,5 +1,7 @@
 """Projects: create, rename, archive."""
 
+from collections.abc import Sequence
+
 from penstock.identity import store
 from penstock.identity.errors import ProjectOccupied
 from penstock.identity.model import DEFAULT_PROJECT, PrincipalKind, Project, Role
@@ -76,15 +78,16 @@ async def rename(tx: Tx, caller: Caller, project_id: str, name: str) -> Project:
     return changed
 
 
-async def archive(tx: Tx, caller: Caller, occupancy: Occupancy, project_id: str) -> None:
+async def archive(tx: Tx, caller: Caller, occupancies: Sequence[Occupancy], project_id: str) -> None:
     """Close the project for good: its keys stop working, its rows stay. Refused while anything lives in it."""
     caller.require("projects.delete")
     policy.require_project(caller, project_id)
     if project_id == DEFAULT_PROJECT:
         raise Conflict("the default project cannot be deleted")
     changed = _found(await store.change_project(tx, project_id, archive=True))
-    if await occupancy.occupied(tx, project_id):
-        raise ProjectOccupied("release everything in the project first")
+    for each in occupancies:
+        if what := await each.occupied(tx, project_id):
+            raise ProjectOccupied(f"the project still has {what}: release allocations and delete functions first")
     await _record(tx, caller, changed, "projects.delete", "identity.project_deleted")
     tx.hint(subjects.REVOKED)
 

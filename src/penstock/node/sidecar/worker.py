@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from ssl import SSLContext
 from typing import Final
 
 from prometheus_client import Counter
@@ -43,6 +44,7 @@ class Surroundings:
     """What all workers of a node share."""
 
     nats_url: str
+    nats_tls: SSLContext | None = None
     gateway: Attempts
     report_s: float = 3.0
     bounds: Bounds = Bounds()  # noqa: RUF009 (frozen)
@@ -134,6 +136,7 @@ class Worker:
             password=self._serve.keys.token,
             inbox_prefix=subjects.worker_inbox(worker),
             again_s=_CONNECT_AGAIN_S,
+            tls=self._around.nats_tls,
         )
 
     async def _subscribe(self, connected: Bus) -> None:

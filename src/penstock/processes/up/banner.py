@@ -14,6 +14,7 @@ def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> s
     places = [
         ("API", instance.api),
         ("Gateway", instance.gateway),
+        *([("NATS for nodes", instance.nats)] if instance.nats else []),
         ("Admin key", instance.key),
         *([("Temporal's web UI", instance.temporal_ui)] if instance.temporal_ui else []),
         ("Data and logs", str(folder)),

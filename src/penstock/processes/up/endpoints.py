@@ -10,7 +10,8 @@ from penstock.kit.errors import Invalid
 from penstock.processes.up.folder import Ports
 
 HOST: Final = "127.0.0.1"
-USUAL: Final = Ports(api=8080, gateway=8081, link=8443)
+USUAL: Final = Ports(api=8080, gateway=8081, link=8443, nats=8444)
+_WORDS: Final = {"api": "the api", "gateway": "the gateway", "link": "the link", "nats": "NATS"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,26 +22,29 @@ class Wanted:
     api: int | None = None
     gateway: int | None = None
     link: int | None = None
+    nats: int | None = None
 
 
 def choose(
     wanted: Wanted, remembered: Ports | None, *, available: Callable[[int, str], bool] = is_free
 ) -> tuple[Ports, list[str]]:
     """The ports, and what to tell about them. A port that was asked for and is taken is an error."""
-    explicit = [port for port in (wanted.api, wanted.gateway, wanted.link) if port is not None]
+    explicit = [port for port in (wanted.api, wanted.gateway, wanted.link, wanted.nats) if port is not None]
     if len(set(explicit)) != len(explicit):
-        raise Invalid("--api-port, --gateway-port and --link-port must differ", field="port")
+        raise Invalid("--api-port, --gateway-port, --link-port and --nats-port must differ", field="port")
     host = wanted.host or (remembered.host if remembered else HOST)
     chosen: dict[str, int] = {}
     notes: list[str] = []
     if host != HOST:
         _check(host)
         notes.append(f"listening on {host}, without encryption for people: keep it in a network that you trust")
-    for name in ("api", "gateway", "link"):
+    elif wanted.nats is not None:
+        raise Invalid("--nats-port is for nodes elsewhere: it needs --address", field="port")
+    for name in _listeners(host):
         asked: int | None = getattr(wanted, name)
         if asked is not None:
             if not available(asked, host):
-                require_free(asked, f"the {name}", host)
+                require_free(asked, _WORDS[name], host)
             chosen[name] = asked
             continue
         usual: int = getattr(USUAL, name)
@@ -49,9 +53,14 @@ def choose(
         port = next((port for port in (last, usual) if port not in taken and available(port, host)), None)
         if port is None:
             port = free_port()
-            notes.append(f"port {last} is in use: the {name} listens on {port} instead")
+            notes.append(f"port {last} is in use: {_WORDS[name]} listens on {port} instead")
         chosen[name] = port
-    return Ports(host=host, **chosen), notes
+    return Ports(**{"nats": remembered.nats if remembered else USUAL.nats, **chosen}, host=host), notes
+
+
+def _listeners(host: str) -> list[str]:
+    """On loopback NATS takes a port of its own choice, for this machine alone."""
+    return [name for name in _WORDS if host != HOST or name != "nats"]
 
 
 def _check(host: str) -> None:

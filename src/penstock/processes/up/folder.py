@@ -37,6 +37,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     pid: int
     temporal_ui: str = ""
+    nats: str = ""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,8 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     api: int
     gateway: int
     link: int
+    #: For sidecars of other hosts; nothing listens there on loopback.
+    nats: int = 8444
 
 
 @dataclass(frozen=True, slots=True)

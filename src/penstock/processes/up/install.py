@@ -65,6 +65,7 @@ class Install:
                 nats_url=running.nats_url,
                 temporal_address=running.temporal_address,
                 ports=self._ports,
+                nodes_nats_url=programs.nodes_nats_url(self._ports, self._environ),
             )
             await asyncio.gather(*(self._start_control(name, addresses) for name in CONTROL))
             instance = self._save_instance(addresses, running)
@@ -81,9 +82,9 @@ class Install:
         async def prepare(url: str) -> None:
             await database.prepare(url, self._folder, ours=ours)
 
-        starter = Starter(self._folder, self._supervisor, self._display, self._environ)
-        running, _ = await asyncio.gather(starter.start(prepare), asyncio.to_thread(self._make_keys))
-        return running
+        await asyncio.to_thread(self._make_keys)
+        starter = Starter(self._folder, self._supervisor, self._display, self._environ, self._ports)
+        return await starter.start(prepare)
 
     def _make_keys(self) -> None:
         pki.init(self._folder.pki, [*{HOST, self._ports.host}, "localhost"])
@@ -117,6 +118,7 @@ class Install:
             key=self._folder.admin_key.read_text().strip(),
             pid=os.getpid(),
             temporal_ui=running.temporal_ui,
+            nats=addresses.nodes_nats_url,
         )
         self._folder.save_instance(self._instance)
         return self._instance

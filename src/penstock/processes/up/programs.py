@@ -40,7 +40,7 @@ _PRIVATE: Final = (
 _AGENTS: Final = "PENSTOCK_AGENT_"
 _HEALTH_TIMEOUT_S: Final = 2.0
 #: The agent stops its units first.
-_AGENT_GRACE_S: Final = 45.0
+AGENT_GRACE_S: Final = 45.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,8 @@ class Addresses:
     nats_url: str
     temporal_address: str
     ports: Ports
+    #: Where sidecars of other hosts reach NATS; empty where they cannot.
+    nodes_nats_url: str = ""
 
     @property
     def api(self) -> str:
@@ -85,6 +87,7 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
     given = {
         "PENSTOCK_DATABASE_URL": addresses.database_url,
         "PENSTOCK_NATS_URL": addresses.nats_url,
+        "PENSTOCK_NODES_NATS_URL": addresses.nodes_nats_url,
         "PENSTOCK_TEMPORAL_ADDRESS": addresses.temporal_address,
         "PENSTOCK_PKI_DIR": str(folder.pki),
         "PENSTOCK_SECRETS_DIR": environ.get("PENSTOCK_SECRETS_DIR", "") or str(folder.secrets),
@@ -101,7 +104,7 @@ def control(name: str, folder: DataFolder, addresses: Addresses, environ: Mappin
     }
     ports = {"api": (addresses.ports.api,), "gateway": (addresses.ports.gateway, addresses.ports.link)}
     listens_on = [(addresses.ports.host, port) for port in ports.get(name, ())]
-    return _process(name, folder, {**environ, **given}, listens_on=listens_on)
+    return process(name, folder, {**environ, **given}, listens_on=listens_on)
 
 
 def agent(
@@ -111,25 +114,37 @@ def agent(
     given = {
         "PENSTOCK_AGENT_DATA_DIR": str(folder.node),
         "PENSTOCK_AGENT_SIDECAR_SOCKET": str(folder.sidecar),
-        "PENSTOCK_AGENT_SIDECAR_UID": str(_sidecar_uid(folder, environ)),
+        "PENSTOCK_AGENT_SIDECAR_UID": str(sidecar_uid(folder.node, environ)),
         "PENSTOCK_AGENT_ENROLMENT_TOKEN": enrolment,
         "PENSTOCK_AGENT_TENANT_DIR": environ.get("PENSTOCK_AGENT_TENANT_DIR", "") or str(tenant),
         "PENSTOCK_AGENT_KEEP_UNITS_ON_STOP": "false",
         **_public(addresses),
     }
-    return _process("agent", folder, {**_without_private(environ), **given}, grace_s=_AGENT_GRACE_S, owns_group=False)
+    return process("agent", folder, {**_without_private(environ), **given}, grace_s=AGENT_GRACE_S, owns_group=False)
 
 
 def sidecar(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]) -> Program:
     """What calls the local node's functions. It knows where NATS is and nothing of how we get in."""
     given = {
         "PENSTOCK_SIDECAR_SOCKET": str(folder.sidecar),
-        "PENSTOCK_SIDECAR_UID": str(_sidecar_uid(folder, environ)),
+        "PENSTOCK_SIDECAR_UID": str(sidecar_uid(folder.node, environ)),
         "PENSTOCK_SIDECAR_NATS_URL": _bare(addresses.nats_url),
         **_public(addresses),
     }
-    own = {name: value for name, value in _without_private(environ).items() if not name.startswith(_AGENTS)}
-    return _process("sidecar", folder, {**own, **given})
+    return process("sidecar", folder, {**for_sidecar(environ), **given})
+
+
+def for_sidecar(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a sidecar may know of the environment."""
+    return {name: value for name, value in _without_private(environ).items() if not name.startswith(_AGENTS)}
+
+
+def nodes_nats_url(ports: Ports, environ: Mapping[str, str]) -> str:
+    """What nodes are told that join: an operator's own server is reached as the operator says."""
+    if given := environ.get("PENSTOCK_NODES_NATS_URL", ""):
+        return given
+    ours = ports.host != HOST and not environ.get("PENSTOCK_NATS_URL", "")
+    return f"wss://{ports.host}:{ports.nats}" if ours else ""
 
 
 def _without_private(environ: Mapping[str, str]) -> dict[str, str]:
@@ -139,11 +154,11 @@ def _without_private(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in hidden and not name.startswith(theirs)}
 
 
-def _sidecar_uid(folder: DataFolder, environ: Mapping[str, str]) -> int:
+def sidecar_uid(node: Path, environ: Mapping[str, str]) -> int:
     """As root, a user that is none of the units' and not the one that builds environments; else our own."""
     if os.geteuid() != 0:
         return 0
-    agent = settings.load(AgentSettings, "agent", {**environ, "PENSTOCK_AGENT_DATA_DIR": str(folder.node)})
+    agent = settings.load(AgentSettings, "agent", {**environ, "PENSTOCK_AGENT_DATA_DIR": str(node)})
     return agent.sidecar_uid or agent.uid_first + agent.uid_count + 1
 
 
@@ -178,7 +193,7 @@ def _public(addresses: Addresses) -> dict[str, str]:
     }
 
 
-def _process(
+def process(
     name: str,
     folder: DataFolder,
     environ: Mapping[str, str],
@@ -186,17 +201,20 @@ def _process(
     listens_on: Sequence[tuple[str, int]] = (),
     grace_s: float = 15.0,
     owns_group: bool = True,
+    fixed_ops_port: int = 0,
+    cwd: Path | None = None,
 ) -> Program:
+    """One of our own processes, with this environment; its health is on any free port unless it has a fixed one."""
     env = {**environ, **leftovers.mark(folder.path)}
     ops_port = 0
 
     async def start() -> Child:
         nonlocal ops_port
         # Another at each start: somebody may have taken the last one.
-        ops_port = free_port()
+        ops_port = fixed_ops_port or free_port()
         command = [sys.executable, "-P", "-m", "penstock.command", "serve", name]
         own = {**env, f"PENSTOCK_{name.upper()}_OPS_PORT": str(ops_port)}
-        return await child.start(name, command, log=log_of(folder, name), env=own, cwd=folder.path)
+        return await child.start(name, command, log=log_of(folder, name), env=own, cwd=cwd or folder.path)
 
     async def answers() -> bool:
         return await _healthy(ops_port) and all(listening(port, host) for host, port in listens_on)

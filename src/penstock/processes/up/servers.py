@@ -12,7 +12,7 @@ from penstock.kit.errors import Unavailable
 from penstock.processes.up import programs
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import HOST
-from penstock.processes.up.folder import DataFolder
+from penstock.processes.up.folder import DataFolder, Ports
 from penstock.processes.up.supervisor import Supervisor
 
 NAMES: Final = ("postgres", "nats", "temporal")
@@ -34,9 +34,15 @@ class Starter:
     """Starts those that the environment does not name."""
 
     def __init__(
-        self, folder: DataFolder, supervisor: Supervisor, display: Display, environ: Mapping[str, str]
+        self,
+        folder: DataFolder,
+        supervisor: Supervisor,
+        display: Display,
+        environ: Mapping[str, str],
+        ports: Ports,
     ) -> None:
         self._folder = folder
+        self._ports = ports
         self._supervisor = supervisor
         self._display = display
         self._environ = environ
@@ -87,7 +93,16 @@ class Starter:
 
     async def _nats(self) -> Server:
         folder = self._folder
-        return nats.prepare(folder.path / "nats", free_port(), programs.log_of(folder, "nats"))
+        return nats.prepare(folder.path / "nats", free_port(), programs.log_of(folder, "nats"), self._outside())
+
+    def _outside(self) -> nats.Outside | None:
+        """For sidecars of other nodes, who trust the CA of the link anyway."""
+        if self._ports.host == HOST:
+            return None
+        pki = self._folder.pki
+        return nats.Outside(
+            host=self._ports.host, port=self._ports.nats, certificate=pki / "gateway.crt", key=pki / "gateway.key"
+        )
 
     async def _temporal(self) -> Server:
         folder, ui_port = self._folder, free_port()

@@ -1,10 +1,13 @@
-"""Gives what handlers print to the invocation that printed it. What nobody printed goes to the unit's own log."""
+"""Gives what handlers print to the invocation that printed it. What is printed before there is one goes to the first
+as well; all else that no invocation printed goes to the unit's own log alone."""
 
 import os
 import sys
 from typing import Any, Protocol, TextIO, cast
 
 from penstock.sdk.functions import invocation
+
+_EARLY_CHARS_MAX = 64 << 10
 
 
 class Listener(Protocol):
@@ -29,6 +32,7 @@ class Router:
         """To whom it belongs."""
         listener = cast("Listener | None", None if _forked else invocation.running())
         if listener is None or listener.over:
+            early.keep(self._name, text)
             return self._stream.write(text)
         listener.write(self._name, text)
         return len(text)
@@ -64,6 +68,26 @@ class _Binary:
         return getattr(self._router._stream.buffer, name)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
+class Early:
+    """What is printed while the worker starts, for its first invocation to tell."""
+
+    def __init__(self) -> None:
+        self._said: list[tuple[str, str]] = []
+        self._room = _EARLY_CHARS_MAX
+
+    def keep(self, stream: str, text: str) -> None:
+        """As long as there is room, and nobody took it."""
+        if self._room > 0:
+            self._said.append((stream, text[: self._room]))
+            self._room -= len(text) + 1
+
+    def take(self) -> "list[tuple[str, str]]":
+        """All of it, once."""
+        said, self._said, self._room = self._said, [], 0
+        return said
+
+
+early = Early()
 #: Not empty in a child that a handler forked: it has nobody to tell, so it writes to the unit's log.
 _forked: list[bool] = []
 

@@ -8,9 +8,10 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from penstock.sdk.functions import values
+from penstock.sdk.functions.app import DEVELOPMENT, App
 from penstock.sdk.functions.classes import Cls, marked
 from penstock.sdk.functions.function import Function
 
@@ -72,14 +73,17 @@ class Handler:
         self._class: Cls | None = None
         self._exits: list[Callable[[], Any]] = []
 
-    async def load(self, name: str) -> None:
-        """Import it, make the instance of a class and run its hooks. Whatever it raises is the tenant's."""
+    async def load(self, name: str, deployed: str = "") -> None:
+        """Import it, make the instance of a class and run its hooks. Whatever it raises is the tenant's. `deployed` is
+        the name that it has in the project."""
         self._module, _, path = name.partition(":")
         # Not importlib's function, whose frames a tenant would see in its traceback.
         __import__(self._module)
         found: Any = sys.modules[self._module]
         for part in path.split("."):
             found = getattr(found, part)
+        if isinstance(found, (Function, Cls)) and deployed == found.name + DEVELOPMENT:
+            _develop(vars(sys.modules[self._module]))
         if isinstance(found, Cls):
             await self._enter(found)
         else:
@@ -102,11 +106,24 @@ class Handler:
         """The call that a payload asks for."""
         methods = self._class.methods if self._class else ()
         call = values.decode_call(content_type, payload, self._module, methods) if self._module else None
-        chosen = self._targets[self._class.chosen(call.method if call else "") if self._class else ""]
+        asked = call.method if call else _misnamed(payload) if len(methods) > 1 else ""
+        chosen = self._targets[self._class.chosen(asked) if self._class else ""]
         if call is None:
             args, kwargs = chosen.arguments(payload)
             return Bound(chosen, args, kwargs, sdk=False)
         return Bound(chosen, call.args, call.kwargs, sdk=call.sdk)
+
+
+def _develop(names: "dict[str, Any]") -> None:
+    """Apps of a file that is served for development call one another, not what is deployed for good."""
+    for app in {id(value): value for value in names.values() if isinstance(value, App)}.values():
+        app.develop()
+
+
+def _misnamed(payload: Any) -> str:
+    """The method that a payload asks for in vain, so that it is told of by its name."""
+    name = cast("dict[str, Any]", payload).get("method") if isinstance(payload, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 async def _settled(done: Any) -> Any:

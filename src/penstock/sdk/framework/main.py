@@ -39,7 +39,9 @@ def main() -> None:
     put_first(environ.get("PENSTOCK_CODE") or os.getcwd())  # noqa: PTH109
     framework = Framework(
         handler,
-        broken=loop.run_until_complete(_load(handler, environ.get("PENSTOCK_HANDLER", ""))),
+        broken=loop.run_until_complete(
+            _load(handler, environ.get("PENSTOCK_HANDLER", ""), environ.get("SERVERLESS_REQUEST_ID", ""))
+        ),
         slots=_slots(environ.get("PENSTOCK_CONCURRENCY", "")),
         invoke=environ.get("SERVERLESS_FRAMEWORK_INVOKE_PATH") or "/invoke",
         health=environ.get("SERVERLESS_FRAMEWORK_HEALTH_PATH") or "/healthz",
@@ -53,12 +55,12 @@ def main() -> None:
     loop.run_forever()
 
 
-async def _load(handler: Handler, name: str) -> bytes:
+async def _load(handler: Handler, name: str, deployed: str) -> bytes:
     """Nothing, or why it failed."""
     if not name:
         return b""
     try:
-        await handler.load(name)
+        await handler.load(name, deployed)
     except BaseException as error:  # noqa: BLE001 - whatever a tenant's module raises is told to its owner
         what = f"{type(error).__name__}: {failures.message(error)}"
         return json.dumps({"error": what, "traceback": failures.traceback(error)[-_EXPLANATION_CHARS_MAX:]}).encode()

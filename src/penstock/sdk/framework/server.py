@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from penstock.sdk.framework import capture
 from penstock.sdk.framework import exchange as answers
 from penstock.sdk.framework.calls import Inside
 from penstock.sdk.framework.connection import Connection
@@ -69,7 +70,8 @@ class Framework:
             return
         request = _object(body)
         if request is None:
-            connection.answer(400, b'{"error":"the request is not a JSON object"}')
+            why = "not a JSON object, or too deep or with too long a number for Python"
+            connection.answer(400, json.dumps({"error": f"the request is {why}"}).encode())
             return
         if len(self._running) >= self._slots:
             connection.answer(503, b'{"error":"all slots are taken"}')
@@ -80,6 +82,8 @@ class Framework:
             connection.answer(400, b'{"error":"a field of the request has the wrong type"}')
             return
         self._running[exchange] = None
+        for stream, text in capture.early.take():
+            exchange.write(stream, text)
         connection.lost, connection.resumed = (lambda: self._stop(exchange)), exchange.has_room
         self._start(exchange)
 

@@ -7,6 +7,9 @@ from penstock.sdk.functions.classes import Cls
 from penstock.sdk.functions.function import Function
 from penstock.sdk.functions.options import Options, deployed_name
 
+#: How the names of functions end while somebody works on them, beside those that are deployed for good.
+DEVELOPMENT = "-dev"
+
 
 class App:
     """Collects what is decorated.
@@ -22,8 +25,7 @@ class App:
         self._deployed: dict[str, Function | Cls] = {}
 
     def function(self, *, name: str | None = None, **options: Any) -> Callable[[Callable[..., Any]], Function]:
-        """Make a function of the one below. The options are those of `Options`; `sku` is the only one that is needed.
-        Make a function of the one below. The options are those of `Options`; `sku` is the only one that is needed."""
+        """Make a function of the one below. The options are those of `Options`; only `sku` is needed."""
         checked = _options(options)
 
         def decorate(body: Callable[..., Any]) -> Function:
@@ -46,6 +48,11 @@ class App:
             return made
 
         return decorate
+
+    def develop(self) -> None:
+        """Mean the functions that are deployed under names for development when they are called."""
+        for made in self:
+            made.name += DEVELOPMENT
 
     def _add(self, made: Function | Cls) -> None:
         if made.name in self._deployed:

@@ -1,5 +1,6 @@
 """How a function is run: the arguments of `@app.function` and `@app.cls`, checked when the file is read."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class Options:
     webhook: "str | None" = None
 
     def __post_init__(self) -> None:
+        for name, kinds, said in _KINDS:
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                raise ValueError(f"{name} must be {said}, not {value!r}")  # noqa: TRY004 - told like the others
         for name, lowest, highest in _BOUNDS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
@@ -73,6 +78,20 @@ class Options:
         return [error_name(item) for item in self.retry_for]
 
 
+_NONE = type(None)
+_LISTS = (list, tuple, set, frozenset)
+_KINDS: "tuple[tuple[str, tuple[type, ...], str], ...]" = (
+    ("sku", (str,), "text"),
+    ("image", (str,), "text"),
+    ("runtime", (str, _NONE), "a runtime's name"),
+    ("requirements", (str, os.PathLike, _NONE), "the path of a lock file"),
+    ("webhook", (str, _NONE), "text"),
+    ("schedule", (Cron, _NONE), 'a penstock.Cron("0 3 * * *")'),
+    ("env", (Mapping,), "a mapping"),
+    ("labels", (Mapping,), "a mapping"),
+    ("secrets", (*_LISTS, Mapping), "a list or a mapping"),
+    ("retry_for", _LISTS, "a list"),
+)
 _BOUNDS = (
     ("gpus", 1, 1024),
     ("concurrency", 1, 1000),

@@ -72,9 +72,9 @@ class Invoker:
         self._waiters: dict[str, asyncio.Future[Result]] = {}
 
     @property
-    def sync_wait_s(self) -> float:
-        """How long a caller waits who does not say how long."""
-        return self._limits.sync_wait_s
+    def limits(self) -> Limits:
+        """What the installation sets."""
+        return self._limits
 
     async def start(self) -> None:
         """Listen for answers, and for changes of functions."""
@@ -100,7 +100,7 @@ class Invoker:
         if function is None:
             return await self._refuse(await drafting.draft(self._bytes, caller, drafting.nobodys(caller, name), asked))
         draft = await self.draft(caller, function, asked)
-        wait_s = (request.timeoutSeconds or self._limits.sync_wait_s) if request.mode is Mode.SYNC else 0.0
+        wait_s = self._limits.patience_s(request.timeoutSeconds) if request.mode is Mode.SYNC else 0.0
         return await self.run(draft, wait_s=wait_s)
 
     async def run(self, draft: Draft, *, wait_s: float) -> InvocationAck | Result:
@@ -294,7 +294,7 @@ class Invoker:
         """There is no definition, so there will never be a worker: it ends as it begins, and can be looked up."""
         error = f"there is no function {draft.function_name}: deploy it first"
         async with self._db.read() as conn:
-            await invocations.add_stillborn(
+            is_new = await invocations.add_stillborn(
                 conn, draft, failure_class=FailureClass.NO_WORKER_TEMPLATE, error=error, status_code=503
             )
             found = await invocations.find(conn, draft.project_id, draft.id)
@@ -302,4 +302,6 @@ class Invoker:
         accepted = outcomes.accepted(draft, None, found)
         if isinstance(accepted, BaseException):
             raise accepted
-        return ended(found) if draft.mode is Mode.SYNC else acknowledgement(accepted, 0)
+        if draft.mode is Mode.SYNC:
+            return ended(found)
+        return msgspec.structs.replace(acknowledgement(accepted, 0), duplicate=not is_new)

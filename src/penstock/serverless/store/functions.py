@@ -44,6 +44,12 @@ _SWITCH: Final = """
 """
 
 
+async def any_deployed(conn: Reader, project_id: str) -> bool:
+    """Whether the project has a function."""
+    query = "select exists (select from serverless.functions where project_id = $1 and not deleted)"
+    return bool(await conn.fetchval(query, project_id))
+
+
 async def find(conn: Reader, project_id: str, name: str) -> Deployed | None:
     """One function of the project."""
     row = await conn.fetchrow(_ONE, project_id, name)

@@ -36,13 +36,16 @@ class EnrolRequest(Body, frozen=True):
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's identity. `task_keys` maps key id → base64 of the raw Ed25519 public key."""
+    """The node's identity. `task_keys` maps key id → base64 of the raw Ed25519 public key. `gateway_url` and `nats_url`
+    are for the node's sidecar; without the latter it needs an address of its own."""
 
     node_id: str
     certificate_pem: str
     ca_pem: str
     task_keys: dict[str, str]
     link_url: str
+    gateway_url: str = ""
+    nats_url: str = ""
 
 
 class RenewRequest(Body, frozen=True):

@@ -44,6 +44,23 @@ def test_an_address_that_is_not_this_machines_is_refused(address: str) -> None:
     assert refused.value.field == "address"
 
 
+def test_on_an_address_nats_has_a_port_that_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = choose(Wanted(host="127.0.0.2"), None, available=lambda _, __: True)
+    assert first.nats == 8444
+    asked, _ = choose(Wanted(nats=9003), first, available=lambda _, __: True)
+    assert choose(Wanted(), asked, available=lambda _, __: True)[0].nats == 9003
+    monkeypatch.setattr(endpoints, "free_port", lambda: 23456)
+    busy, notes = choose(Wanted(), first, available=lambda port, _: port != 8444)
+    assert busy.nats == 23456
+    assert notes[1] == "port 8444 is in use: NATS listens on 23456 instead"
+
+
+def test_on_loopback_nats_has_no_port_to_choose() -> None:
+    assert choose(Wanted(), None, available=lambda port, _: port != 8444) == (USUAL, [])
+    with pytest.raises(Invalid, match="needs --address"):
+        choose(Wanted(nats=9003), None, available=lambda _, __: True)
+
+
 def test_an_address_is_remembered_and_said_to_be_open() -> None:
     ports, notes = choose(Wanted(host="127.0.0.2"), None, available=lambda _, host: host == "127.0.0.2")
     assert ports.host == "127.0.0.2"

@@ -74,6 +74,15 @@ async def test_the_sidecars_user_follows_the_units_users(tmp_path: Path, monkeyp
     assert env["PENSTOCK_SIDECAR_UID"] == "77"
 
 
+def test_nodes_are_told_of_the_embedded_nats_where_they_can_reach_it() -> None:
+    open_to_others = Ports(host="10.0.0.1", api=1, gateway=2, link=3, nats=4)
+    assert programs.nodes_nats_url(open_to_others, {}) == "wss://10.0.0.1:4"
+    assert programs.nodes_nats_url(_ADDRESSES.ports, {}) == ""
+    assert programs.nodes_nats_url(open_to_others, {"PENSTOCK_NATS_URL": "nats://u:p@n:1"}) == ""
+    own = {"PENSTOCK_NATS_URL": "nats://u:p@n:1", "PENSTOCK_NODES_NATS_URL": "tls://n:1"}
+    assert programs.nodes_nats_url(_ADDRESSES.ports, own) == "tls://n:1"
+
+
 async def test_the_issuers_key_is_the_embedded_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = DataFolder(tmp_path)
     own = await _environment(programs.control("activator", folder, _ADDRESSES, {}), monkeypatch)

@@ -14,14 +14,19 @@ from penstock.processes.up.install import Ready
 
 def _ready(simulated_gpus: int, temporal_ui: str = "http://127.0.0.1:4") -> Ready:
     instance = Instance(
-        api="http://127.0.0.1:1", gateway="http://127.0.0.1:2", key="psk_k", pid=3, temporal_ui=temporal_ui
+        api="http://127.0.0.1:1",
+        gateway="http://127.0.0.1:2",
+        key="psk_k",
+        pid=3,
+        temporal_ui=temporal_ui,
+        nats="wss://n" if temporal_ui else "",
     )
     return Ready(instance=instance, simulated_gpus=simulated_gpus, notes=[])
 
 
 def test_the_banner_names_every_place_the_key_and_three_commands() -> None:
     text = banner.text(_ready(64), Path("/data"), usual_folder=True, attached=True)
-    for words in ("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:4", "psk_k", "/data"):
+    for words in ("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:4", "wss://n", "psk_k", "/data"):
         assert words in text
     for words in ("alloc create --sku g1.1 --wait", "alloc exec ID -- ", "alloc release ID --wait", "Ctrl-C"):
         assert words in text
@@ -33,6 +38,7 @@ def test_the_banner_does_not_speak_of_what_is_not_there() -> None:
     text = banner.text(_ready(0, temporal_ui=""), Path("/data"), usual_folder=False, attached=False)
     assert "SIMULATED" not in text
     assert "Temporal" not in text
+    assert "NATS" not in text
     assert "export PENSTOCK_DATA=/data" in text
     assert "down stops everything" in text
 

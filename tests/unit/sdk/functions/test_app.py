@@ -89,6 +89,11 @@ def test_a_function_that_is_not_here_can_only_be_called_there() -> None:
         ({"retry_for": [1]}, "retry_for takes exceptions"),
         ({"env": {"A-B": "x"}}, "'A-B' is not the name of a variable"),
         ({"runtime": "a", "requirements": "b"}, "either runtime or requirements"),
+        ({"schedule": "0 3 * * *"}, "schedule must be a penstock.Cron"),
+        ({"secrets": "db-password"}, "secrets must be a list"),
+        ({"requirements": ["numpy"]}, "requirements must be the path of a lock file"),
+        ({"retry_for": ValueError}, "retry_for must be a list"),
+        ({"env": ["A"]}, "env must be a mapping"),
     ],
 )
 def test_wrong_options_are_named_when_the_file_is_read(given: dict[str, Any], says: str) -> None:

@@ -250,6 +250,18 @@ def test_map_goes_in_batches_and_keeps_order(api: ScriptedApi, monkeypatch: pyte
     assert [[item["args"] for item in body["payloads"]] for body in sent] == [[[0], [1]], [[2], [3]], [[4]]]
 
 
+def test_a_map_waits_for_room_that_its_own_work_makes(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_BATCH_ITEMS", 1)
+    full = error_answer(429, "serverless.queue_full", "the queue is full")
+    first, second = (json_answer({"id": "m", "invocations": [f"inv-{n}"]}, 201) for n in range(2))
+    api.on("POST", "/functions/images-resize/map", first, full, second, full)
+    for number in range(2):
+        api.on("GET", f"/invocations/inv-{number}", json_answer(invocation(id=f"inv-{number}", body=number)))
+    assert list(F.map(range(2))) == [0, 1]
+    with pytest.raises(errors.Exhausted, match="queue is full"):
+        next(F.map(range(2)))
+
+
 def test_both_clients_follow(api: ScriptedApi) -> None:
     api.on(
         "GET",

@@ -1,0 +1,12 @@
+"""Whether a project is still in use, for identity (its Protocol `Occupancy`): functions may start workers any time."""
+
+from penstock.kit.db import Reader
+from penstock.serverless.store import functions
+
+
+class Occupancy:
+    """The functions' answer."""
+
+    async def occupied(self, conn: Reader, project_id: str) -> str:
+        """Whether the project has a function."""
+        return "functions" if await functions.any_deployed(conn, project_id) else ""

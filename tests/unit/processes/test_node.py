@@ -1,0 +1,88 @@
+"""What `penstock node join` runs on a host, and what it tells the sidecar there."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.embedded import child
+from penstock.embedded.child import Child
+from penstock.kit import settings
+from penstock.kit.errors import Invalid
+from penstock.processes import agent, node, sidecar
+from penstock.processes.up.folder import DataFolder
+from penstock.processes.up.supervisor import Program
+
+
+class Who:
+    """A node that was told these addresses."""
+
+    gateway_url = "http://10.0.0.1:8081"
+
+    def __init__(self, nats_url: str, folder: Path) -> None:
+        self.nats_url = nats_url
+        self.authority = folder / "ca.pem"
+
+
+async def _programs(
+    nats_url: str, environ: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[str, dict[str, str]]]:
+    """Names and environments, in the order of their start."""
+    found: list[tuple[str, dict[str, str]]] = []
+
+    async def enrolled(*_: object) -> Who:
+        return Who(nats_url, folder)
+
+    async def start(name: str, *_: object, env: dict[str, str], **__: object) -> Child:
+        found.append((name, env))
+        raise NotImplementedError
+
+    monkeypatch.setattr(node, "_enrolled", enrolled)
+    monkeypatch.setattr(child, "start", start)
+    given = {"PENSTOCK_AGENT_DATA_DIR": str(folder), "PENSTOCK_AGENT_ENROLMENT_TOKEN": "hidden", **environ}
+    loaded = settings.load(agent.Settings, "agent", given)
+    programs: list[Program] = await node.programs_of(DataFolder(folder), loaded, given)
+    for program in programs:
+        with pytest.raises(NotImplementedError):
+            await program.start()
+    return found
+
+
+async def test_a_node_that_was_told_of_nats_runs_a_sidecar_that_trusts_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, own), (second, at_agent) = await _programs("wss://10.0.0.1:8444", {}, tmp_path, monkeypatch)
+    assert (first, second) == ("sidecar", "agent")
+    assert own["PENSTOCK_SIDECAR_NATS_URL"] == "wss://10.0.0.1:8444"
+    assert own["PENSTOCK_SIDECAR_NATS_CA_FILE"] == str(tmp_path / "ca.pem")
+    assert own["PENSTOCK_SIDECAR_GATEWAY_URL"] == "http://10.0.0.1:8081"
+    assert own["PENSTOCK_SIDECAR_SOCKET"] == at_agent["PENSTOCK_AGENT_SIDECAR_SOCKET"]
+    assert own["PENSTOCK_SIDECAR_UID"] == at_agent["PENSTOCK_AGENT_SIDECAR_UID"]
+    assert "hidden" not in str(own), "the token is the agent's"
+
+
+async def test_what_the_host_says_itself_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"PENSTOCK_SIDECAR_NATS_URL": "tls://nats.example:4222"}
+    (_, own), _ = await _programs("wss://10.0.0.1:8444", environ, tmp_path, monkeypatch)
+    assert own["PENSTOCK_SIDECAR_NATS_URL"] == "tls://nats.example:4222"
+    assert "PENSTOCK_SIDECAR_NATS_CA_FILE" not in own, "another server has another authority"
+
+
+@pytest.mark.parametrize(
+    ("nats_url", "environ"), [("", {}), ("wss://10.0.0.1:8444", {"PENSTOCK_AGENT_SIDECAR_SOCKET": "/run/s.sock"})]
+)
+async def test_without_nats_or_with_a_sidecar_of_its_own_the_host_runs_an_agent_alone(
+    nats_url: str, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [(name, _)] = await _programs(nats_url, environ, tmp_path, monkeypatch)
+    assert name == "agent"
+
+
+@pytest.mark.parametrize(
+    ("url", "file", "field"),
+    [("nats://n:1", "ca.pem", "sidecar.nats_url"), ("wss://n:1", "missing.pem", "sidecar.nats_ca_file")],
+)
+def test_an_authority_that_cannot_serve_is_refused(url: str, file: str, field: str, tmp_path: Path) -> None:
+    given = sidecar.Settings(nats_url=url, gateway_url="", socket="", nats_ca_file=str(tmp_path / file))
+    with pytest.raises(Invalid) as refused:
+        sidecar.trust(given)
+    assert refused.value.field == field
