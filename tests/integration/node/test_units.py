@@ -177,7 +177,7 @@ print(made)
     assert 0 < int(ran.out) < 40
     record = host.units._units[unit_id].record
     assert (await _stop(host, unit_id, grace_s=0.2)).clean
-    assert not list(procfs.in_pid_namespace(record.pid_namespace))
+    assert not cleanup.processes(record)
     await host.close()
 
 
