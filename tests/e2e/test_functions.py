@@ -235,6 +235,8 @@ def wait_for(stack: Cloud, invocation_id: str, states: set[str], *, timeout_s: f
 @pytest.fixture(scope="module")
 def hostile(stack: Cloud) -> Iterator[Cloud]:
     """The cloud with handlers that misbehave, on a SKU with little memory and disk."""
+    shape = ("--gpu-model", "*", "--memory", "0.25", "--cpus", "0.5", "--count", "1", "--scratch", "0.1")
+    stack.ok("sku", "set", "tiny", "--price", "1", *shape)
     stack.ok("fn", "deploy", str(APPS / "hostile.py"), timeout_s=120)
     yield stack
     stack.ok("fn", "delete", "hostile-misbehave")
@@ -247,6 +249,7 @@ def hostile(stack: Cloud) -> Iterator[Cloud]:
         ("die", {"retry_exhausted"}),
         ("close", {"retry_exhausted", "framework_error"}),
         ("disk", {"handler_error"}),
+        ("memory", {"oom", "handler_error"}),
         ("unserialisable", {"handler_error"}),
         ("nats", {"handler_error"}),
     ],

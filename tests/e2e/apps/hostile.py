@@ -9,7 +9,7 @@ import time
 import penstock
 
 app = penstock.App("hostile")
-OPTIONS = {"sku": "g1.1", "timeout_s": 20, "workers_max": 2, "idle_s": 1}
+OPTIONS = {"sku": "tiny", "timeout_s": 20, "workers_max": 2, "idle_s": 1}
 
 
 @app.function(**OPTIONS)

@@ -20,7 +20,7 @@ from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.clock import utc_now
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import PenstockError
+from penstock.kit.errors import Kind, PenstockError
 from penstock.kit.ids import new_id
 from penstock.kit.process import every
 from penstock.kit.pull import Pull
@@ -50,6 +50,13 @@ from penstock.wire.serverless import (
 LIMITS = Limits(lease_s=3, create_again_s=0.05, create_again_max_s=0.2, sync_wait_s=10)
 
 
+class Full(PenstockError):
+    """Others would have to leave."""
+
+    kind = Kind.EXHAUSTED
+    code = "full"
+
+
 class Names:
     """Allocations as names (the Protocol `Pool`)."""
 
@@ -57,10 +64,14 @@ class Names:
         self.orders: dict[str, Order] = {}
         self.released: dict[str, str] = {}
         self.refusal: PenstockError | None = None
+        #: How many there can be at a time.
+        self.room = 1000
 
     async def create(self, tx: Tx, order: Order) -> str:
         if self.refusal is not None:
             raise self.refusal
+        if len(self.orders) - len(self.released) >= self.room:
+            raise Full("out of capacity: all GPUs are taken")
         allocation_id = new_id("alc")
         self.orders[allocation_id] = order
         return allocation_id

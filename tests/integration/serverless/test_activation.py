@@ -207,6 +207,39 @@ async def test_why_no_worker_can_be_made_is_said_and_it_is_tried_again(stage: St
     assert await stage.value("select wait_reason from serverless.functions") == ""
 
 
+async def test_where_there_is_no_room_an_idle_worker_of_the_project_makes_some(stage: Stage) -> None:
+    await stage.define("idle", idle_s=300)
+    await stage.define("kept", idle_s=300, workers_min=1)
+    await stage.define("other")
+    assert (await stage.call("idle")).state is State.SUCCEEDED
+    assert (await stage.call("kept")).state is State.SUCCEEDED
+    stage.pool.room = 2
+    assert (await stage.call("other")).state is State.SUCCEEDED
+    assert list(stage.pool.released.values()) == ["another function of the project needs its place"]
+    assert await stage.value("select function_name from serverless.invocations order by seq limit 1") == "idle"
+    assert not await stage.value(
+        "select 1 from serverless.workers w join serverless.functions f on f.id = w.function_id"
+        " where f.name = 'kept' and w.state <> 'ready'"
+    )
+
+
+async def test_what_another_project_has_is_its_own(stage: Stage) -> None:
+    await stage.define("idle", idle_s=300, project_id="prj_rich")
+    spawned = await stage.spawn("idle", project_id="prj_rich")
+    await stage.ended(spawned, project_id="prj_rich")
+    await stage.define("other")
+    stage.pool.room = 1
+    await stage.spawn("other")
+
+    async def said() -> bool:
+        reason = "select wait_reason from serverless.functions where name = 'other'"
+        return await stage.value(reason) == "out of capacity: all GPUs are taken"
+
+    await until(said)
+    await asyncio.sleep(1.2)
+    assert not stage.pool.released
+
+
 async def test_a_function_whose_workers_do_not_start_fails_what_waits(stage: Stage) -> None:
     stage.plays = False
     await stage.define()

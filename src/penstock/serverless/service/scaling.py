@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from penstock.kit.db import Database, Tx
-from penstock.kit.errors import PenstockError
+from penstock.kit.errors import Kind, PenstockError
 from penstock.kit.ids import new_id
 from penstock.kit.process import guarded
 from penstock.kit.telemetry import correlated, logger
@@ -136,9 +136,13 @@ class Scaler:
         return Made(worker=worker_id, request=request, slots=demand.slots)
 
     async def _refused(self, function_id: str, error: PenstockError) -> None:
-        """Nothing was made: say why, and come back."""
+        """Nothing was made: say why, and come back. Where room is all that is missing, an idle worker of another
+        function of the project makes some."""
         async with self._db.transaction() as tx:
             await workers.explain(tx, function_id, error.detail, failures=0, pause_s=self._limits.create_again_s)
+            leaves = await workers.make_room(tx, function_id) if error.kind is Kind.EXHAUSTED else None
+        if leaves is not None:
+            _log.info("worker_makes_room", worker=leaves, function_id=function_id)
 
     async def failed(self, tx: Tx, worker: Worker, reason: str) -> None:
         """A worker did not start. After a few in a row, what waits is not kept waiting for ever."""

@@ -62,7 +62,7 @@ class Warden:
         if not only_idle:
             # From here on it gets nothing more, so that what it has can be locked before its own row.
             async with self._db.read() as conn:
-                await workers.stop(conn, worker_id)
+                await workers.stop(conn, worker_id, reason)
         async with self._db.transaction() as tx:
             await losses.hold_attempts(tx, worker_id)
             gone = await workers.remove(tx, worker_id, reason, only_idle=only_idle)
@@ -126,8 +126,8 @@ class Warden:
         await self._retire()
         async with self._db.read() as conn:
             idle, silent = await workers.drained(conn), await workers.expired(conn)
-        for worker_id in idle:
-            await self.end(worker_id, "drained", only_idle=True)
+        for worker_id, reason in idle.items():
+            await self.end(worker_id, reason, only_idle=True)
         if self._could_hear():
             for worker_id in silent:
                 await self.end(worker_id, "not heard of for too long")

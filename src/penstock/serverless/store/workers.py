@@ -11,6 +11,11 @@ from penstock.kit.db import Reader, Tx
 from penstock.serverless.model import Worker
 
 _FIELDS: Final = ", ".join(Worker.__dataclass_fields__)
+MAKES_ROOM: Final = "another function of the project needs its place"
+#: A worker that was of use a moment ago may be so again.
+_IDLE_S: Final = 1.0
+#: So long its GPUs may take to be free.
+_LEAVING_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +251,39 @@ async def retire(tx: Tx, function_id: str) -> list[Worker]:
     return [_worker(dict(row)) for row in rows]
 
 
-async def drained(conn: Reader) -> list[str]:
-    """Draining workers that have nothing in hand."""
-    rows = await conn.fetch("select id from serverless.workers where state = 'draining' and inflight = 0")
-    return [row["id"] for row in rows]
+async def make_room(tx: Tx, function_id: str) -> str | None:
+    """Let the longest idle worker go that another function of the same project could do without; which one. None while
+    one that was asked before is on its way: its GPUs are free only when its unit is gone."""
+    return await tx.fetchval(
+        """
+        update serverless.workers set state = 'draining', reason = $2 where id = (
+            select w.id from serverless.functions asks
+            join serverless.functions f on f.project_id = asks.project_id and f.id <> asks.id
+            join serverless.versions v on v.function_id = f.id and v.number = f.current_version
+            join serverless.workers w on w.function_id = f.id and w.version = f.serving_version
+            where asks.id = $1 and w.state = 'ready' and w.inflight = 0
+                and w.active_at < clock_timestamp() - make_interval(secs => $3)
+                and v.workers_min < (select count(*) from serverless.workers o
+                    where o.function_id = f.id and o.state = 'ready')
+                and not exists (select 1 from serverless.invocations i
+                    where i.function_id = f.id and i.waiting and i.due_at <= statement_timestamp())
+                and not exists (select 1 from serverless.workers left_ where left_.project_id = asks.project_id
+                    and left_.reason = $2 and (left_.state = 'draining'
+                        or left_.gone_at > statement_timestamp() - make_interval(secs => $4)))
+            order by w.active_at limit 1 for update of w skip locked)
+        returning id
+        """,
+        function_id,
+        MAKES_ROOM,
+        _IDLE_S,
+        _LEAVING_S,
+    )
+
+
+async def drained(conn: Reader) -> dict[str, str]:
+    """Draining workers that have nothing in hand, and why they go."""
+    rows = await conn.fetch("select id, reason from serverless.workers where state = 'draining' and inflight = 0")
+    return {row["id"]: row["reason"] for row in rows}
 
 
 async def expired(conn: Reader) -> list[str]:
@@ -290,10 +324,13 @@ async def living_consumers(conn: Reader) -> list[Consumer]:
     return [Consumer(**dict(row)) for row in rows]
 
 
-async def stop(conn: Reader, worker_id: str) -> None:
+async def stop(conn: Reader, worker_id: str, reason: str) -> None:
     """Give it nothing more, whatever becomes of it."""
     await conn.execute(
-        "update serverless.workers set state = 'draining' where id = $1 and state in ('starting', 'ready')", worker_id
+        "update serverless.workers set state = 'draining', reason = $2"
+        " where id = $1 and state in ('starting', 'ready')",
+        worker_id,
+        reason,
     )
 
 
