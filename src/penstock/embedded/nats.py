@@ -10,6 +10,7 @@ one knows nothing but TLS, and our own user is refused there whatever its passwo
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ def prepare(folder: Path, port: int, log: Path, outside: Outside | None = None) 
     return Server(
         name="nats",
         argv=(binaries.nats_server(), "-c", config),
-        env={},
+        # It shares this machine with all of us: on few cores its threads would mostly look for work that others hold.
+        env={"GOMAXPROCS": str(max(1, (os.cpu_count() or 1) // 2))},
         log=log,
         port=port,
         url=f"nats://{USER}:{password}@127.0.0.1:{port}",
