@@ -1,12 +1,13 @@
 """Real servers for all tests, started once for a run from the same wheels that `penstock up` uses."""
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,23 +46,32 @@ _IN_MEMORY = Path("/dev/shm")
 _IN_MEMORY_BYTES = 4 << 30
 
 
-def _folder() -> Path:
-    """A new folder, in memory where there is plenty: thousands of databases are made in it. What runs that were killed
-    have left there is removed first."""
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """A new folder, in memory where there is plenty: thousands of databases are made in it. Those of runs that were
+    killed are removed: nobody holds their locks."""
     free = shutil.disk_usage(_IN_MEMORY).free if os.access(_IN_MEMORY, os.W_OK) else 0
     parent = _IN_MEMORY if free > _IN_MEMORY_BYTES else Path(tempfile.gettempdir())
-    for left in parent.glob("penstock-test-*-*"):
-        if not Path("/proc", left.name.split("-")[2]).exists():
+    for left in parent.glob("penstock-test-*"):
+        with suppress(OSError), (left / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"penstock-test-{os.getpid()}-", dir=parent))
+    made = Path(tempfile.mkdtemp(prefix="penstock-new-", dir=parent))
+    folder = made.with_name(made.name.replace("new", "test", 1))
+    with (made / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        made.rename(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 async def servers() -> AsyncIterator[Servers]:
     """Postgres, NATS and Temporal on free ports in a folder of their own."""
-    folder = _folder()
     async with AsyncExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = stack.enter_context(_folder())
         log = folder / "log"
         postgres_up, nats_up, temporal_up = await asyncio.gather(
             stack.enter_async_context(postgres.run(folder / "postgres", free_port(), log / "postgres.log")),
