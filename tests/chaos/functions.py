@@ -22,7 +22,7 @@ from penstock.kit import bus
 from penstock.kit.bus import Bus
 from penstock.serverless.model import FINAL, LOST_MAX, MOVES
 from penstock.wire import subjects
-from penstock.wire.serverless import InvocationResultMessage
+from penstock.wire.serverless import FailureClass, InvocationResultMessage
 
 RETRIES = 2
 _DEADLINE_S = 120
@@ -264,11 +264,18 @@ def callers_were_told_the_rows(rows: Mapping[str, Any], asked: Mapping[str, Aske
 
 
 def one_result_counted(rows: Mapping[str, Any], results: Mapping[str, list[InvocationResultMessage]]) -> None:
-    """Of all results of an invocation, at most one has the token that counted; and it is what was kept."""
+    """Of all results of an invocation, at most one has the token that counted; and it is what was kept. One that was
+    called off says nothing: a dispatch may come again after its end."""
     assert results
     for invocation_id, seen in results.items():
         row = rows[invocation_id]
-        counted = {bytes(each.body): each for each in seen if each.token and bytes.fromhex(each.token) == row["token"]}
+        counted = {
+            bytes(each.body): each
+            for each in seen
+            if each.token
+            and bytes.fromhex(each.token) == row["token"]
+            and (each.failureClass is not FailureClass.CANCELLED or row["state"] == "cancelled")
+        }
         assert len(counted) <= 1, (row, seen)
         for body, each in counted.items():
             assert each.attempt == row["attempt"]

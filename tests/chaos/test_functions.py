@@ -43,7 +43,7 @@ CALLERS = 8
 
 @dataclass(frozen=True)
 class Storm:
-    """How much of everything; `pause_s` is the longest between two calls of a caller."""
+    """How much of everything; `pause_s` is the longest between two calls of a caller, `calm_s` between two kills."""
 
     invocations: int
     kills: int
@@ -51,6 +51,7 @@ class Storm:
     losses: int
     poisons: int
     pause_s: float
+    calm_s: float
 
 
 async def _break(cloud: Cloud, storm: Storm, watch: Watch, dice: random.Random) -> Counter[str]:
@@ -65,7 +66,7 @@ async def _break(cloud: Cloud, storm: Storm, watch: Watch, dice: random.Random) 
 
     async def one_after_the_other() -> None:
         for kind in kills:
-            await asyncio.sleep(dice.uniform(0, 1))
+            await asyncio.sleep(dice.uniform(0, storm.calm_s))
             if kind == "store":
                 await faults.lose_store(cloud, watch.bus)
             elif kind == "unit":
@@ -76,7 +77,7 @@ async def _break(cloud: Cloud, storm: Storm, watch: Watch, dice: random.Random) 
 
     async def beside_them() -> None:
         for kind in freezes:
-            await asyncio.sleep(dice.uniform(0, 1))
+            await asyncio.sleep(dice.uniform(0, storm.calm_s * len(kills) / len(freezes)))
             # Some are longer than a lease.
             seconds = LEASE_S + 2 if kind == "sidecar" else dice.uniform(1, LEASE_S + 1)
             if kind == "unit":
@@ -96,7 +97,7 @@ async def _call_and_break(
     async with AsyncClient(cloud.api, cloud.key, timeout_s=10) as client, aiohttp.ClientSession() as http:
         callers = Callers(cloud, client, http, dice)
         calling = [asyncio.create_task(callers.call(stop, storm.invocations, storm.pause_s)) for _ in range(CALLERS)]
-        calling += [asyncio.create_task(callers.sync(POISON, {})) for _ in range(storm.poisons)]
+        calling += [asyncio.create_task(_poison(callers, storm, dice)) for _ in range(storm.poisons)]
         try:
             hit = await _break(cloud, storm, watch, dice)
             stop.set()
@@ -106,6 +107,12 @@ async def _call_and_break(
                 task.cancel()
             await asyncio.gather(*calling, return_exceptions=True)
     return callers, hit
+
+
+async def _poison(callers: Callers, storm: Storm, dice: random.Random) -> None:
+    """Some time in the storm: each ends several workers before it is given up."""
+    await asyncio.sleep(dice.uniform(0, storm.calm_s * storm.kills / 2))
+    await callers.sync(POISON, {})
 
 
 async def _storm(cloud: Cloud, storm: Storm) -> None:
@@ -150,10 +157,11 @@ async def _holds(watch: Watch, callers: Callers, rows: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(300)
 async def test_a_storm_of_faults_loses_and_repeats_no_invocation(cloud: Cloud) -> None:
-    await _storm(cloud, Storm(invocations=300, kills=8, freezes=3, losses=1, poisons=2, pause_s=0.8))
+    await _storm(cloud, Storm(invocations=300, kills=8, freezes=3, losses=1, poisons=2, pause_s=0.8, calm_s=1))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7000)
 async def test_a_long_storm_of_faults_loses_and_repeats_no_invocation(cloud: Cloud) -> None:
-    await _storm(cloud, Storm(invocations=20_000, kills=100, freezes=30, losses=6, poisons=20, pause_s=0.5))
+    storm = Storm(invocations=20_000, kills=100, freezes=30, losses=6, poisons=20, pause_s=0.4, calm_s=12)
+    await _storm(cloud, storm)

@@ -8,5 +8,5 @@ class Occupancy:
     """Compute's answer."""
 
     async def occupied(self, conn: Reader, project_id: str) -> str:
-        """Whether the project has an allocation that has not ended."""
+        """That it has allocations, while one has not ended."""
         return "allocations" if await allocations.any_unended(conn, project_id) else ""

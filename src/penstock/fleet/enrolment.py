@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from penstock.fleet import pki
 from penstock.fleet.errors import IllegalMove, NameTaken, TokenRefused, TooMany
@@ -23,7 +24,7 @@ from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import Invalid, NotFound
 from penstock.wire import subjects
 from penstock.wire.rest import Enrolled, EnrolmentToken
 
@@ -64,6 +65,10 @@ class Addresses:
     link_url: str
     gateway_url: str = ""
     nats_url: str = ""
+
+    def __post_init__(self) -> None:
+        if urlsplit(self.nats_url).username is not None:
+            raise Invalid("the address carries credentials, which every node would be told", field="nodes_nats_url")
 
 
 class Enrolment:

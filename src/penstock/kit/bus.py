@@ -145,8 +145,8 @@ class Bus:
 class _Client(Client):
     """A connection that comes back whatever the server says before it hangs up: for nats-py an expired identity is the
     end, here the next attempt may well be given a new one. And one whose `flush` waits for what was sent before it:
-    nats-py's own ping overtakes subscriptions that still stand in the buffer. And one that takes `tls://` at its word,
-    where nats-py would go on in plain text with a server that does not insist."""
+    nats-py's own ping overtakes subscriptions that still stand in the buffer. And one that takes `tls://` and `wss://`
+    at their word, where nats-py would go on in plain text: with a server that does not insist, or with the next one."""
 
     @property
     def _insists_on_tls(self) -> bool:
@@ -168,6 +168,9 @@ class _Client(Client):
             raise
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        if self._current_server is not None and self._current_server.uri.scheme == "wss":
+            # Other servers of a cluster, which nats-py would dial as `nats://`.
+            info.pop("connect_urls", None)
         if initial_connection and self._insists_on_tls:
             # What nats-py looks at for whether to encrypt.
             info["tls_required"] = bool(info.get("tls_required") or info.get("tls_available"))

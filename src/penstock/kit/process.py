@@ -99,13 +99,14 @@ async def every(seconds: float, work: Callable[[], Awaitable[object]], *, name: 
         except Exception:  # noqa: BLE001 (a loop's supervisor: the loop goes on)
             failures += 1
             _log.exception("loop_failed", loop=name)
-        _heed_cancellation()
+        heed_cancellation()
         await asyncio.sleep(seconds if not failures else max(seconds, backoff_s(failures)))
 
 
-def _heed_cancellation() -> None:
-    """Before Python 3.12 `asyncio.wait_for`, which clients of servers use, can swallow a cancellation that comes in the
-    moment of the answer; a loop would then never end."""
+def heed_cancellation() -> None:
+    """For loops, after each piece of work. Before Python 3.12 `asyncio.wait_for`, which clients of servers use, can
+    swallow a cancellation that comes in the moment of the answer; nats-py swallows one while it flushes. A loop would
+    then never end."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -117,6 +118,7 @@ async def guarded(work: Awaitable[object], *, name: str, **context: object) -> N
         await work
     except Exception:  # noqa: BLE001 (a loop's supervisor: the loop goes on)
         _log.exception("loop_failed", loop=name, **context)
+    heed_cancellation()
 
 
 async def woken(

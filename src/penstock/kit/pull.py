@@ -24,6 +24,7 @@ from nats.errors import Error
 
 from penstock.kit.bus import Bus
 from penstock.kit.clock import backoff_s
+from penstock.kit.process import heed_cancellation
 from penstock.kit.telemetry import logger
 from penstock.wire import subjects
 
@@ -173,6 +174,7 @@ class Pull:
                 self._failures += 1
                 self._look.set()
                 _log.debug("pull_failed", consumer=self._next, error=repr(error))
+            heed_cancellation()
 
     async def _once(self) -> None:
         with suppress(TimeoutError):
@@ -244,3 +246,4 @@ class InProgress:
             for message in list(self._held.values()):
                 with suppress(Error):
                     await message.in_progress()
+                heed_cancellation()

@@ -22,6 +22,7 @@ from penstock.kit.bus import EVENTS, Bus
 from penstock.kit.clock import backoff_s, utc_now
 from penstock.kit.db import Database, Reader, Row
 from penstock.kit.outbox import SHARDS
+from penstock.kit.process import heed_cancellation
 from penstock.kit.telemetry import logger, span
 from penstock.wire import subjects
 from penstock.wire.events import Envelope
@@ -82,6 +83,7 @@ class Relay:
             except Exception:  # noqa: BLE001 (the loop outlives servers that come and go)
                 _log.exception("relay_failed")
                 failures += 1
+            heed_cancellation()
             await self._sleep(IDLE_POLL_S if not failures else backoff_s(failures))
 
     async def _woken(self, _: str, __: bytes) -> None:

@@ -38,13 +38,12 @@ async def body(stack: AsyncExitStack, loaded: agent.Settings, environ: Mapping[s
 async def programs_of(folder: DataFolder, loaded: agent.Settings, environ: Mapping[str, str]) -> list[Program]:
     """In the order of their start. A host with a sidecar of its own, or that cannot reach NATS, gets none."""
     who = await _enrolled(folder, loaded)
-    told = _told(who, environ)
-    if loaded.sidecar_socket or not told:
+    if loaded.sidecar_socket or not (who.nats_url or _says("nats_url", environ)):
         return [_agent(folder, loaded, environ)]
     uid = str(programs.sidecar_uid(folder.path, environ))
     at_agent = {"PENSTOCK_AGENT_SIDECAR_SOCKET": str(folder.sidecar), "PENSTOCK_AGENT_SIDECAR_UID": uid}
     own = {"PENSTOCK_SIDECAR_SOCKET": str(folder.sidecar), "PENSTOCK_SIDECAR_UID": uid}
-    given = {**programs.for_sidecar(environ), **told, **own}
+    given = {**programs.for_sidecar(environ), **_told(who, environ), **own}
     port = settings.load(sidecar.Settings, "sidecar", given).ops_port
     return [
         programs.process("sidecar", folder, given, fixed_ops_port=port, cwd=Path.cwd()),
@@ -59,18 +58,26 @@ async def _enrolled(folder: DataFolder, loaded: agent.Settings) -> Identity:
 
 
 def _told(who: Identity, environ: Mapping[str, str]) -> dict[str, str]:
-    """The sidecar's addresses; what the host says itself comes first."""
-    gateway = environ.get("PENSTOCK_SIDECAR_GATEWAY_URL", "") or environ.get("PENSTOCK_GATEWAY_URL", "")
-    found = {"PENSTOCK_SIDECAR_GATEWAY_URL": gateway or who.gateway_url}
-    if environ.get("PENSTOCK_SIDECAR_NATS_URL", ""):
+    """The sidecar's addresses, as far as the host does not say them itself."""
+    found: dict[str, str] = {}
+    if not _says("gateway_url", environ, shared=True):
+        found["PENSTOCK_SIDECAR_GATEWAY_URL"] = who.gateway_url
+    if _says("nats_url", environ):
         return found
-    if not who.nats_url:
-        return {}
     found["PENSTOCK_SIDECAR_NATS_URL"] = who.nats_url
-    if sidecar.encrypted(who.nats_url):
-        trusted = environ.get("PENSTOCK_SIDECAR_NATS_CA_FILE", "") or str(who.authority)
-        found["PENSTOCK_SIDECAR_NATS_CA_FILE"] = trusted
+    if sidecar.encrypted(who.nats_url) and not _says("nats_ca_file", environ):
+        found["PENSTOCK_SIDECAR_NATS_CA_FILE"] = str(who.authority)
     return found
+
+
+def _says(name: str, environ: Mapping[str, str], *, shared: bool = False) -> bool:
+    """Whether the host sets this for its sidecar, by a variable or in the file of settings. NATS' address for our other
+    processes is none for a sidecar: it has a password."""
+    document = settings.read_toml(environ.get("PENSTOCK_CONFIG", ""))
+    said = [environ.get(f"PENSTOCK_SIDECAR_{name.upper()}", ""), document.get("sidecar", {}).get(name, "")]
+    if shared:
+        said += [environ.get(f"PENSTOCK_{name.upper()}", ""), document.get(name, "")]
+    return any(said)
 
 
 def _agent(folder: DataFolder, loaded: agent.Settings, environ: Mapping[str, str]) -> Program:

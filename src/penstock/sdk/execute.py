@@ -1,10 +1,9 @@
 """Runs a command in a unit over a WebSocket. Leaving early closes the socket, which kills the command."""
 
 import asyncio
-import os
 import socket as sockets
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import aiohttp
@@ -66,21 +65,28 @@ async def execute(
 async def _connected(executor: "AsyncExecutor", url: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     async with asyncio.timeout(executor.timeout_s):
         socket = await executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX)
-    connection = os.dup(socket.get_extra_info("socket").fileno())
+    with _hung_up(socket):
+        try:
+            yield socket
+        finally:
+            # A server that goes on sending would else be listened to until it stops.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await socket.close()
+
+
+@contextmanager
+def _hung_up(socket: aiohttp.ClientWebSocketResponse) -> Iterator[None]:
+    """Input that nobody has read by the end would else keep the connection open for as long as the loop runs. With a
+    gateway that closed at once there is none any more."""
+    found = socket.get_extra_info("socket")
+    connection: sockets.socket | None = found.dup() if found is not None else None
     try:
-        yield socket
+        yield
     finally:
-        # A server that goes on sending would else be listened to until it stops.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
-                await socket.close()
-        _hang_up(connection)
-
-
-def _hang_up(descriptor: int) -> None:
-    """Input that nobody has read by now would else keep the connection open for as long as the loop runs."""
-    with sockets.socket(fileno=descriptor) as connection, suppress(OSError):
-        connection.shutdown(sockets.SHUT_RDWR)
+        if connection is not None:
+            with connection, suppress(OSError):
+                connection.shutdown(sockets.SHUT_RDWR)
 
 
 async def _converse(

@@ -131,8 +131,11 @@ class FunctionEdge:
         return await _send(request, web.StreamResponse(headers=headers), events)
 
     async def attempt(self, request: web.BaseRequest) -> web.StreamResponse:
-        """`GET …/payload`, `GET …/calls/<invocation>` and `PUT …/result` with the attempt's token."""
+        """`GET …/current`, `GET …/payload`, `GET …/calls/<invocation>` and `PUT …/result` with the attempt's token."""
         match request.method, *map(unquote, request.raw_path.removeprefix(ATTEMPTS).split("/")):
+            case hdrs.METH_GET, project_id, invocation_id, "current":
+                await self._current(request, project_id, invocation_id)
+                return web.Response(status=204)
             case hdrs.METH_GET, project_id, invocation_id, "payload":
                 found = await self._current(request, project_id, invocation_id)
                 return await self._give_payload(request, project_id, found)

@@ -1,4 +1,4 @@
-"""Whether a project is still in use, for identity (its Protocol `Occupancy`): functions may start workers any time."""
+"""What keeps a project in use, for identity (its Protocol `Occupancy`): functions may start workers at any time."""
 
 from penstock.kit.db import Reader
 from penstock.serverless.store import functions
@@ -8,5 +8,5 @@ class Occupancy:
     """The functions' answer."""
 
     async def occupied(self, conn: Reader, project_id: str) -> str:
-        """Whether the project has a function."""
+        """That it has functions, while one is not deleted."""
         return "functions" if await functions.any_deployed(conn, project_id) else ""

@@ -14,7 +14,7 @@ class Pool(Protocol):
     """Allocations for workers. It takes the caller's transaction and never commits."""
 
     async def create(self, tx: Tx, order: Order) -> str:
-        """The id of a new allocation; a PenstockError says why there is none. Its kind is EXHAUSTED where there would
+        """The id of a new allocation; a PenstockError says why there is none. Its kind is EXHAUSTED where there might
         be one if others made room."""
         ...
 

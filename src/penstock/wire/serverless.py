@@ -363,7 +363,8 @@ FRAMES: Final = "application/x-ndjson"
 #: On the framework's socket; ours. Frameworks of other makes need neither: 404 is fine.
 ANSWER_PATH: Final = "/answer"
 CANCEL_PATH: Final = "/cancel"
-#: On the gateway: `GET …/payload`, `PUT …/result` with the attempt's token as a bearer.
+#: On the gateway: `GET …/payload`, `PUT …/result` with the attempt's token as a bearer; `GET …/current` says whether
+#: the attempt still counts.
 ATTEMPTS_PATH: Final = "/attempts/{project}/{invocation}/"
 #: Below it, with the same token: `GET` of the kept result of an invocation that the attempt's handler made.
 CALLED_PATH: Final = "calls/{invocation}"

@@ -181,10 +181,11 @@ async def _(stage: Stage) -> None:
     letters = await stage.bus.client.subscribe(subjects.DEAD_LETTERS)
 
     async def act(dispatch: WorkerDispatchMessage) -> None:
-        await send(stage, dispatch, invocationID="inv-nobody")
-        await send(stage, dispatch)
+        # Together, so that they may be committed by one statement: none takes the other's place.
+        forged = send(stage, dispatch, workerName="unit-f-worker-00000000")
+        await asyncio.gather(send(stage, dispatch, invocationID="inv-nobody"), forged, send(stage, dispatch))
 
-    await played(stage, act)
+    assert (await played(stage, act)).state is State.SUCCEEDED
     letter = msgspec.json.decode((await letters.next_msg(timeout=10)).data)
     assert (letter["failureClass"], letter["invocationID"]) == ("orphan_result", "inv-nobody")
     await letters.unsubscribe()

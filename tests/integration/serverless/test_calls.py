@@ -145,6 +145,9 @@ async def test_the_kept_result_of_a_call_is_given_to_its_parent_alone(stage: Sta
             async with session.get(path, headers={"Authorization": f"Bearer {token}"}) as found:
                 return found.status, await found.read()
 
+        current = f"/attempts/{given.projectID}/{given.invocationID}/current"
+        assert await fetch(current) == (204, b"")
+        assert await fetch(current, "ab" * 16) == (400, b"unauthenticated")
         assert await fetch(f"{own}/{answer.invocationID}") == (200, LARGE)
         assert await fetch(f"{own}/{answer.invocationID}", "ab" * 16) == (400, b"unauthenticated")
         assert await fetch(f"{own}/{other}") == (400, b"not_found"), "it made no such call"

@@ -114,9 +114,11 @@ def token(number: int) -> str:
 
 
 class Gateway:
-    """What the sidecar asks of the gateway. `refuse` is a status for the next answers."""
+    """What the sidecar asks of the gateway. `refuse` is a status for the next answers, `over` are invocations of which
+    no attempt counts any more."""
 
     def __init__(self) -> None:
+        self.over: set[str] = set()
         self.payloads: dict[str, bytes] = {}
         self.results: dict[str, bytes] = {}
         self.bearers: list[str] = []
@@ -128,6 +130,7 @@ class Gateway:
         app = web.Application(client_max_size=1 << 30)
         app.add_routes(
             [
+                web.get("/attempts/{project}/{invocation}/current", self._current),
                 web.get("/attempts/{project}/{invocation}/payload", self._payload),
                 web.put("/attempts/{project}/{invocation}/result", self._result),
                 web.get("/attempts/{project}/{invocation}/calls/{called}", self._called),
@@ -142,6 +145,9 @@ class Gateway:
             yield self
         finally:
             await runner.cleanup()
+
+    async def _current(self, request: web.Request) -> web.Response:
+        return web.Response(status=401 if request.match_info["invocation"] in self.over else 204)
 
     async def _payload(self, request: web.Request) -> web.Response:
         self.bearers.append(request.headers["Authorization"])

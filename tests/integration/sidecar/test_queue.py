@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from nats.aio.msg import Msg
 from prometheus_client import REGISTRY
 
 from integration.sidecar.frameworks import Request, frames, replies, response, says
 from integration.sidecar.stage import PROJECT, WAIT_S, Stage, Unit, nats_and_stage
 from penstock.embedded.server import running
+from penstock.kit.pull import Pull
 from penstock.wire import subjects
 from penstock.wire.serverless import (
     VERSION,
@@ -101,6 +103,23 @@ async def test_an_attempt_that_comes_twice_is_made_once(stage: Stage) -> None:
     assert len(unit.framework.invokes()) == 1
     await unit.dispatch("inv-twice", attempt=2)
     await stage.heard.until(lambda: len(unit.framework.invokes()) == 2)
+
+
+async def test_what_comes_again_is_made_only_if_it_still_counts(stage: Stage) -> None:
+    unit = await stage.unit(serve=False, slots=2)
+    stage.gateway.over.add("inv-over")
+    for invocation_id in ("inv-over", "inv-open"):
+        await unit.dispatch(invocation_id)
+    async with Pull(stage.bus, stream="WORK", consumer=unit.worker, batch=2) as before:
+        taken: list[Msg] = []
+        while len(taken) < 2:
+            taken += await before.take(2)
+        for message in taken:
+            await message.nak()
+    unit.serve()
+    assert (await unit.result("inv-open")).state is State.SUCCEEDED
+    await unit.until_acknowledged()
+    assert [each.json["invocationID"] for each in unit.framework.invokes()] == ["inv-open"]
 
 
 async def test_no_more_handlers_than_slots_are_called(stage: Stage) -> None:

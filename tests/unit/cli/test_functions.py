@@ -249,10 +249,14 @@ def test_serve_deploys_again_on_a_change_and_deletes_at_the_end(api: ScriptedApi
         )
     try:
         wait_for(api, "PUT", "/functions/shop-till-dev", 1, log)
-        file.write_text(SOURCE.replace("retries=2", "retries=3") + TAX)
-        api.on("PUT", f"/objects/{key(file)}", json_answer(OBJECT))
+        changed = cli.home / "changed" / "shop.py"
+        changed.parent.mkdir()
+        changed.write_text(SOURCE.replace("retries=2", "retries=3") + TAX)
+        api.on("PUT", f"/objects/{key(changed)}", json_answer(OBJECT))
         api.on("PUT", "/functions/shop-tax-dev", json_answer(FUNCTION | {"name": "shop-tax-dev"}))
         api.on("DELETE", "/functions/shop-tax-dev", json_answer(None, 204))
+        # At once, for it is looked at all the time.
+        changed.replace(file)
         wait_for(api, "GET", "/functions/shop-tax-dev/logs", 1, log)
         file.write_text("broken(\n")
         until = time.monotonic() + 30

@@ -67,6 +67,17 @@ async def test_what_the_host_says_itself_comes_first(tmp_path: Path, monkeypatch
     assert "PENSTOCK_SIDECAR_NATS_CA_FILE" not in own, "another server has another authority"
 
 
+async def test_the_file_of_settings_counts_as_the_hosts_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(
+        'nats_url = "nats://us:secret@n:1"\n[sidecar]\nnats_url = "nats://here:4222"\ngateway_url = "http://here"\n'
+    )
+    for told in ("", "wss://10.0.0.1:8444"):
+        (_, own), _ = await _programs(told, {"PENSTOCK_CONFIG": str(file)}, tmp_path, monkeypatch)
+        loaded = settings.load(sidecar.Settings, "sidecar", own)
+        assert (loaded.nats_url, loaded.gateway_url, loaded.nats_ca_file) == ("nats://here:4222", "http://here", "")
+
+
 @pytest.mark.parametrize(
     ("nats_url", "environ"), [("", {}), ("wss://10.0.0.1:8444", {"PENSTOCK_AGENT_SIDECAR_SOCKET": "/run/s.sock"})]
 )

@@ -237,8 +237,14 @@ class Desk:
         self._spawn(self._make(attempt))
 
     async def _make(self, attempt: Attempt) -> None:
+        """A sidecar before us may have made one that comes again, and died before it could say so to the queue."""
         try:
-            await attempt.run()
+            if (attempt.message.metadata.num_delivered or 1) > 1 and not await self.gateway.wants(attempt.dispatch):
+                _log.info("attempt_over", worker=self._letters.worker, invocation_id=attempt.dispatch.invocationID)
+                self.freed()
+                await self._acknowledge(attempt)
+            else:
+                await attempt.run()
         finally:
             del self._attempts[attempt.key]
             self._calls.forget(attempt.dispatch)

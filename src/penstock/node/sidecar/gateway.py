@@ -19,6 +19,7 @@ from penstock.wire.serverless import ATTEMPTS_PATH, CALLED_PATH, Reference, Work
 
 T = TypeVar("T")
 
+_ASK_S: Final = 5.0
 _FETCH_S: Final = 60.0
 _STORE_S: Final = 300.0
 _STALLED_S: Final = 30.0
@@ -45,6 +46,14 @@ class Attempts:
         self._url = url.rstrip("/")
         self._called = asyncio.Semaphore(_CALLED_MAX)
         self._stored = asyncio.Semaphore(_STORED_MAX)
+
+    async def wants(self, dispatch: WorkerDispatchMessage) -> bool:
+        """Whether the attempt still counts. If nobody says so in time it does: better made twice than never."""
+        try:
+            await _tried(lambda: self._fetch(dispatch, "current", 0), _ASK_S)
+        except NotKept as error:
+            return error.code != "refused"
+        return True
 
     async def payload(self, dispatch: WorkerDispatchMessage, wanted: Reference) -> bytes:
         """The invocation's payload, checked against what the dispatch says of it."""

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from prometheus_client import Counter
 
 from penstock.kit.db import Database
+from penstock.kit.process import heed_cancellation
 from penstock.serverless.model import Committed
 from penstock.serverless.service.scaling import Scaler
 from penstock.serverless.service.telling import Teller
@@ -57,6 +58,7 @@ class Dispatcher:
         while True:
             await self._wake.wait()
             await self.round()
+            heed_cancellation()
 
     async def round(self) -> None:
         """One statement, its dispatches, and then the acknowledgements."""

@@ -1,8 +1,8 @@
 """Ends of attempts, from the queue to the rows, and then to whoever waits. Batches commit by one statement each."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from nats.aio.msg import Msg
@@ -28,6 +28,9 @@ from penstock.wire.serverless import (
     State,
 )
 
+#: Project, invocation, worker and token.
+Key: TypeAlias = tuple[str, str, str, bytes]
+
 _log = logger(__name__)
 _PAYLOAD_MAX: Final = 64 << 10
 discarded = Counter(
@@ -43,6 +46,11 @@ class Read:
 
     message: InvocationResultMessage
     ending: Ending
+
+    @property
+    def key(self) -> "Key":
+        """Which attempt it says that it is of."""
+        return self.ending.project_id, self.ending.id, self.ending.worker_id, self.ending.token
 
 
 class Results:
@@ -65,7 +73,7 @@ class Results:
 
     async def take(self, messages: Sequence[Msg]) -> None:
         """Commit, answer, acknowledge. What fails here comes again."""
-        read: dict[bytes, Read] = {}
+        read: dict[Key, Read] = {}
         readable: list[Msg] = []
         for message in messages:
             try:
@@ -75,17 +83,18 @@ class Results:
                 continue
             readable.append(message)
             if found is not None:
-                read.setdefault(found.ending.token, found)
+                read.setdefault(found.key, found)
         if read:
-            await self._commit(list(read.values()))
+            await self._commit(read)
         for message in readable:
             await message.ack()
 
-    async def _commit(self, read: Sequence[Read]) -> None:
+    async def _commit(self, read: Mapping[Key, Read]) -> None:
         async with self._db.read() as conn:
-            done = await commits.commit(conn, [each.ending for each in read])
-        # By token: whoever else spoke of the same invocation is not believed.
-        told = [(row, each.message) for each in read if (row := done.get(each.ending.token)) is not None]
+            rows = await commits.commit(conn, [each.ending for each in read.values()])
+        # Whoever else spoke of the same invocation, or under the same token, is not believed.
+        done = {(row.project_id, row.id, row.worker_id, token): row for token, row in rows.items()}
+        told = [(row, read[key].message) for key, row in done.items()]
         await self._teller.answered(told)
         # A worker that its own sidecar cannot reach must not get the next attempt too.
         for row, message in told:
@@ -93,7 +102,7 @@ class Results:
                 await self._lost(row.worker_id, row.error)
         self._dispatcher.freed(done.values())
         if len(done) < len(read):
-            await self._explain([each for each in read if each.ending.token not in done])
+            await self._explain([each for key, each in read.items() if key not in done])
 
     async def _bury(self, message: Msg, error: Unreadable) -> None:
         discarded.labels("result", error.failure).inc()

@@ -85,7 +85,7 @@ _COMMIT: Final = f"""
             result_type = g.content_type, result_headers = g.headers, result = g.body, result_ref = g.body_ref,
             failure_class = case when d.exhausted then 'retry_exhausted' else g.failure_class end,
             encoding = g.encoding, error = g.error, error_type = g.error_type, traceback = g.traceback
-        from decided d join given g using (project_id, id, token)
+        from decided d join given g using (project_id, id, token, worker_id)
         where i.project_id = d.project_id and i.id = d.id
         returning i.*, d.worker_id as of_worker, d.token as of_token, g.duration_ms as took_ms
     ), held as materialized (
@@ -114,7 +114,7 @@ _COMMIT: Final = f"""
 
 
 async def commit(conn: Reader, endings: Sequence[Ending]) -> dict[bytes, Committed]:
-    """Those that counted, by token. A token is named at most once."""
+    """Those that counted, by token. No two endings are of the same invocation, worker and token."""
     columns = [[getattr(ending, name) for ending in endings] for name, _ in _GIVEN]
     rows = [dict(row) for row in await conn.fetch(_COMMIT, *columns)]
     return {row.pop("of_token"): msgspec.convert(row, Committed) for row in rows}

@@ -252,24 +252,36 @@ async def retire(tx: Tx, function_id: str) -> list[Worker]:
 
 
 async def make_room(tx: Tx, function_id: str) -> str | None:
-    """Let the longest idle worker go that another function of the same project could do without; which one. None while
-    one that was asked before is on its way: its GPUs are free only when its unit is gone."""
+    """Let the longest idle worker go that another function of the same project could do without, and whose GPUs would
+    do; which one. None while one that was asked before is on its way: its GPUs are free only when its unit is gone. One
+    function of a project asks at a time."""
+    await tx.execute(
+        "select pg_advisory_xact_lock(hashtext('make_room'), hashtext(project_id))"
+        " from serverless.functions where id = $1",
+        function_id,
+    )
     return await tx.fetchval(
         """
         update serverless.workers set state = 'draining', reason = $2 where id = (
             select w.id from serverless.functions asks
-            join serverless.functions f on f.project_id = asks.project_id and f.id <> asks.id
+            join serverless.versions needs on needs.function_id = asks.id and needs.number = asks.current_version
+            join serverless.functions f on f.project_id = asks.project_id and f.id <> asks.id and not f.deleted
             join serverless.versions v on v.function_id = f.id and v.number = f.current_version
+                and v.definition ->> 'sku' = needs.definition ->> 'sku'
+                and (v.definition ->> 'gpus')::int >= (needs.definition ->> 'gpus')::int
             join serverless.workers w on w.function_id = f.id and w.version = f.serving_version
             where asks.id = $1 and w.state = 'ready' and w.inflight = 0
-                and w.active_at < clock_timestamp() - make_interval(secs => $3)
+                and w.active_at < statement_timestamp() - make_interval(secs => $3)
                 and v.workers_min < (select count(*) from serverless.workers o
                     where o.function_id = f.id and o.state = 'ready')
                 and not exists (select 1 from serverless.invocations i
                     where i.function_id = f.id and i.waiting and i.due_at <= statement_timestamp())
-                and not exists (select 1 from serverless.workers left_ where left_.project_id = asks.project_id
-                    and left_.reason = $2 and (left_.state = 'draining'
-                        or left_.gone_at > statement_timestamp() - make_interval(secs => $4)))
+                and not exists (select 1 from serverless.functions g
+                    join serverless.workers l on l.function_id = g.id and l.state = 'draining' and l.reason = $2
+                    where g.project_id = asks.project_id and not g.deleted)
+                and not exists (select 1 from serverless.workers l where l.state = 'gone' and l.reason = $2
+                    and l.gone_at > statement_timestamp() - make_interval(secs => $4)
+                    and l.project_id = asks.project_id)
             order by w.active_at limit 1 for update of w skip locked)
         returning id
         """,
