@@ -284,6 +284,20 @@ async def test_cancelled_in_the_queue_it_never_runs(api: Api) -> None:
     assert (told.status, told.json["data"]["state"]) == (200, "cancelled")
 
 
+async def test_a_cancel_that_is_answered_has_cancelled_whatever_came_in_between(api: Api) -> None:
+    await put(api, "races")
+
+    async def race(name: str) -> None:
+        made = asyncio.create_task(invoke(api, "races", invocationID=name))
+        while (answer := await api.call("POST", f"/invocations/{name}/cancel")).status != 200:
+            await asyncio.sleep(0)
+        assert answer.json["state"] == "cancelled"
+        await made
+
+    for turn in range(20):
+        await asyncio.gather(*(race(f"race-{turn}-{n}") for n in range(8)))
+
+
 async def test_a_retry_is_a_new_invocation_of_the_same_payload(api: Api, conn: Any) -> None:
     await put(api, "again")
     await invoke(api, "again", invocationID="again-1", payload={"n": 1}, attributes={"path": "/p"})

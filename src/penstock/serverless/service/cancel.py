@@ -28,13 +28,19 @@ class Cancel:
         """The invocation after it; one that has ended stays as it is."""
         caller.require("functions.invoke")
         async with self.db.transaction() as tx:
-            done = await cancels.cancel(tx, caller.project_id, [invocation_id], f"cancelled by {caller.display_name}")
-            found = await reads.find(tx, caller.project_id, invocation_id)
-            if found is None:
-                raise NoInvocation("no invocation with this id")
+            done: list[Cancelled] = []
+            found: Invocation | None = None
+            # One that was made after the first look is there at the second.
+            while not done and (found is None or not found.ended):
+                why = f"cancelled by {caller.display_name}"
+                done = await cancels.cancel(tx, caller.project_id, [invocation_id], why)
+                found = await reads.find(tx, caller.project_id, invocation_id)
+                if found is None:
+                    raise NoInvocation("no invocation with this id")
             if done:
                 await audit.record(tx, caller.actor, "functions.cancel", invocation_id)
         await self._tell(done)
+        assert found is not None
         return found
 
     async def _tell(self, done: list[Cancelled]) -> None:
