@@ -28,15 +28,11 @@ class Cancel:
         """The invocation after it; one that has ended stays as it is."""
         caller.require("functions.invoke")
         async with self.db.transaction() as tx:
-            done: list[Cancelled] = []
-            found: Invocation | None = None
-            # One that was made after the first look is there at the second.
-            while not done and (found is None or not found.ended):
-                why = f"cancelled by {caller.display_name}"
-                done = await cancels.cancel(tx, caller.project_id, [invocation_id], why)
-                found = await reads.find(tx, caller.project_id, invocation_id)
-                if found is None:
-                    raise NoInvocation("no invocation with this id")
+            # First of all: one that is found only afterwards may have been made since, and would go on.
+            if await reads.find(tx, caller.project_id, invocation_id) is None:
+                raise NoInvocation("no invocation with this id")
+            done = await cancels.cancel(tx, caller.project_id, [invocation_id], f"cancelled by {caller.display_name}")
+            found = await reads.find(tx, caller.project_id, invocation_id)
             if done:
                 await audit.record(tx, caller.actor, "functions.cancel", invocation_id)
         await self._tell(done)
