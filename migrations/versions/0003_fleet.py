@@ -188,6 +188,12 @@ STATEMENTS = (
     select u.unit_id, u.node_id, u.state, u.exit_code, u.exit_class, u.since, h.at as reported_at
       from fleet.unit_reports u join fleet.heartbeats h using (node_id) where u.state <> 'gone'
     """,
+    # When the nodes that answer last said which units they have.
+    """
+    create view fleet.reporting_nodes as
+    select n.id as node_id, h.at as reported_at from fleet.nodes n join fleet.heartbeats h on h.node_id = n.id
+     where n.state in ('ready', 'cordoned', 'draining')
+    """,
     # Until when a unit that is over was known to run. One that a node reports without having been silent before ran
     # until then; after a silence nobody knows, and nobody pays for it.
     """

@@ -104,12 +104,6 @@ async def page(conn: Reader, caller: Caller, *, after: str, state: NodeState | N
     return await node_rows.page(conn, after=after, state=state, limit=limit)
 
 
-async def reachable(conn: Reader, node_id: str) -> bool:
-    """Whether the node answers, as far as is known."""
-    node = await node_rows.find(conn, node_id)
-    return node is not None and node.state in ANSWERING
-
-
 async def last_heartbeat_at(conn: Reader, node_id: str) -> datetime | None:
     """When the node was last known to work; what ran on a lost one is billed until then."""
     node = await node_rows.find(conn, node_id)

@@ -94,15 +94,10 @@ class NodeKeeper:
             await self._release(found.id, _exit_reason(found), ended_at=found.ran_until)
 
     async def missing_units(self) -> None:
-        """A unit that its node no longer knows is gone, once the node has had time to report it. It is paid for until
-        it was last known to run: while its node was off, say, nobody had it."""
+        """A unit that its node no longer knows is gone. It is paid for until it was last known to run: while its node
+        was off, say, nobody had it."""
         for found in await self.watch.unreported():
-            async with self.db.read() as conn:
-                heard = await nodes.last_heartbeat_at(conn, found.node_id)
-                answers = await nodes.reachable(conn, found.node_id)
-            if answers and heard and (heard - found.active_at).total_seconds() > self.watch.patience.report_s:
-                ended_at = found.ran_until or found.active_at
-                await self._release(found.id, "the unit is gone from its node", ended_at=ended_at)
+            await self._release(found.id, "the unit is gone from its node", ended_at=found.ran_until)
 
     async def failed_releases(self) -> None:
         """Try again, ever more seldom, while the node answers. On a retired node the release just ends."""

@@ -63,7 +63,7 @@ async def test_a_life_from_registration_to_the_end(
         assert await placeable(database) == (["GPU-0", "GPU-1"] if state == "ready" else [])
     async with database.read() as conn:
         assert [(found, due) for found, _, due in await queries.draining(conn)] == [(node_id, True)]
-        assert await queries.reachable(conn, node_id)
+        assert await queries.answering(conn) == [node_id]
         assert await queries.gateway_of(conn, node_id) == "gtw_1:1"
     async with database.transaction() as tx:
         await nodes.retire(tx, operator, node_id, "sold")
@@ -107,7 +107,7 @@ async def test_silence_makes_a_node_unreachable_then_lost_and_it_returns_as_it_w
     await sweeper.sweep_nodes()
     assert await state_of(database, node_id) == "unreachable"
     async with database.read() as conn:
-        assert not await queries.reachable(conn, node_id)
+        assert await queries.answering(conn) == []
         assert await queries.lost(conn) == []
     async with database.transaction() as tx:
         assert (await nodes.drain(tx, operator, node_id, "")).state == "unreachable"

@@ -1,7 +1,7 @@
 """Temporal, hints, nodes and units may all be lost: the rows find their way to rest."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -252,6 +252,24 @@ async def test_a_unit_that_its_node_forgot_is_released_once_there_was_time_to_re
     assert ended.active_at is not None
     paid_s = (ended.billing_ended_at - ended.active_at).total_seconds()
     assert paid_s == pytest.approx(3600, abs=60), "time was paid for in which nobody had the unit"
+
+
+async def test_a_node_that_comes_back_while_it_is_looked_for_keeps_its_units(cloud: Cloud) -> None:
+    """It fell silent before it could report the unit, and its first list comes in the middle of the look."""
+    row = await cloud.active()
+    await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 min'")
+    await sql(cloud, "update fleet.heartbeats set at = at - interval '1 min'")
+
+    class Slow(Watch):
+        async def unreported(self) -> Sequence[watch.Unreported]:
+            found = await super().unreported()
+            await sql(cloud, "update fleet.heartbeats set at = clock_timestamp()")
+            await _report(cloud, row.unit_id, "running", None, "")
+            return found
+
+    keeper = NodeKeeper(cloud.world.db, Slow(cloud.world.db, cloud.watch.patience), Release(cloud.world.limits), cloud.tasks)
+    await keeper.missing_units()
+    assert (await cloud.world.row(row.id)).state is State.ACTIVE
 
 
 async def test_units_that_nobody_owns_are_stopped_once(cloud: Cloud) -> None:

@@ -61,9 +61,9 @@ class Watch:
             return await sweeps.exited(conn, BATCH)
 
     async def unreported(self) -> Sequence[Unreported]:
-        """Active allocations whose unit is on no list of its node."""
+        """Active allocations whose unit is on no list of its node, which has had the time to report it."""
         async with self.db.read() as conn:
-            return await sweeps.unreported(conn, BATCH)
+            return await sweeps.unreported(conn, after_s=self.patience.report_s, limit=BATCH)
 
     async def orphans(self) -> Sequence[Orphan]:
         """Units that no living allocation owns."""

@@ -168,22 +168,26 @@ async def exited(conn: Reader, limit: int) -> Sequence[Exited]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreported:
-    """An active allocation whose unit is on no list of its node, and until when it was."""
+    """An active allocation whose unit is on no list of its node, and until when it was known to run."""
 
     id: str
-    node_id: str
-    active_at: datetime
-    ran_until: datetime | None
+    ran_until: datetime
 
 
-async def unreported(conn: Reader, limit: int) -> Sequence[Unreported]:
-    """Active allocations without a report; the node may not have had time to make one."""
+async def unreported(conn: Reader, *, after_s: float, limit: int) -> Sequence[Unreported]:
+    """Active allocations that are not on the list of a node that has had `after_s` to put them there. One statement:
+    a node that was away gives its list and its sign of life together, and they are seen together or not at all."""
     rows = await conn.fetch(
-        "select id, node_id, active_at, (select e.ran_until from fleet.unit_ends e"
-        " where e.unit_id = a.unit_id and e.node_id = a.node_id) as ran_until"
-        " from compute.allocations a where state = 'active' and not exists"
-        " (select 1 from fleet.units u where u.unit_id = a.unit_id and u.node_id = a.node_id)"
-        " order by active_at limit $1",
+        """
+        select a.id, coalesce(e.ran_until, a.active_at) as ran_until
+        from compute.allocations a
+        join fleet.reporting_nodes n on n.node_id = a.node_id
+        left join fleet.unit_ends e on e.unit_id = a.unit_id and e.node_id = a.node_id
+        where a.state = 'active' and n.reported_at > a.active_at + make_interval(secs => $1)
+            and not exists (select 1 from fleet.units u where u.unit_id = a.unit_id and u.node_id = a.node_id)
+        order by a.active_at limit $2
+        """,
+        after_s,
         limit,
     )
     return [Unreported(**dict(row)) for row in rows]
