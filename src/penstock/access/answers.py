@@ -8,7 +8,7 @@ from aiohttp import web
 
 from penstock.access.errors import BadResponse, PortRefused, TooLarge, UnitTimeout
 from penstock.kit.errors import Kind, PenstockError
-from penstock.kit.http import STATUS
+from penstock.kit.statuses import STATUS
 from penstock.kit.telemetry import correlation_id
 from penstock.wire.rest import ErrorBody, ErrorDetail
 

@@ -27,7 +27,7 @@ from penstock.access.proxy import Exchange, Proxy
 from penstock.access.service import Access
 from penstock.access.sessions import Sessions
 from penstock.access.upstream import PortKey
-from penstock.kit.edge import Networks, client_address
+from penstock.kit.clients import Networks, client_address
 from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
 from penstock.kit.ids import is_id
 from penstock.kit.telemetry import correlate, correlation_id, logger, span

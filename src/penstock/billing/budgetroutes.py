@@ -8,12 +8,13 @@ from litestar import MediaType, Response, Router, delete, get, put
 from penstock.billing.budgetmodel import Action, Budget, Period
 from penstock.billing.ports import Keys
 from penstock.billing.service import budgets as service
-from penstock.kit import http, idempotency
+from penstock.kit import idempotency, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery, path_id
+from penstock.kit.http import path_id
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 
@@ -46,7 +47,7 @@ def router(keys: Keys, db: Database) -> Router:
             found = await service.page(conn, caller, after=_after(page), limit=page.limit + 1)
         items = [_shown(budget) for budget in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("budget", items[-1].id) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("budget", items[-1].id) if more else None)
 
     @get("/billing/budgets/{budget_id:str}", operation_id="getBudget")
     async def get_budget(caller: Caller, budget_id: str) -> rest.Budget:
@@ -66,7 +67,7 @@ def router(keys: Keys, db: Database) -> Router:
 def _after(page: PageQuery) -> str:
     if page.cursor is None:
         return ""
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["budget", str(last)]:
             return last
         case _:

@@ -20,12 +20,13 @@ from penstock.billing.providers import local, signature
 from penstock.billing.providers.port import Provider, ReturnUrls
 from penstock.billing.service import inbox, refunds, topups
 from penstock.billing.service.topups import Topups
-from penstock.kit import http, idempotency
+from penstock.kit import http, idempotency, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.errors import Invalid, NotFound
-from penstock.kit.http import PageQuery, path_id
+from penstock.kit.http import path_id
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -74,7 +75,7 @@ def _payments(db: Database, use: Topups) -> list[Any]:
             found = await topups.page(conn, caller, before=before[0] if before else "", limit=page.limit + 1)
         items = [_payment(payment) for payment in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("payment", items[-1].id) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("payment", items[-1].id) if more else None)
 
     @get("/billing/payments/{payment_id:str}", operation_id="getPayment")
     async def get_payment(caller: Caller, payment_id: str) -> rest.Payment:
@@ -144,7 +145,7 @@ def _inbox(db: Database) -> list[Any]:
         if len(found) <= page.limit:
             return rest.Page(items=items)
         last = items[-1]
-        cursor = http.encode_cursor("provider_event", last.received_at.isoformat(), last.event_id)
+        cursor = paging.encode_cursor("provider_event", last.received_at.isoformat(), last.event_id)
         return rest.Page(items=items, next_cursor=cursor)
 
     @get("/billing/provider-events/{event_id:str}", operation_id="getProviderEvent")
@@ -211,7 +212,7 @@ def _ok(body: Any) -> Response[Any]:
 def _cursor(page: PageQuery, kind: str, length: int) -> list[str] | None:
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case [str(first), *rest_] if first == kind and len(rest_) == length:
             return [str(part) for part in rest_]
         case _:

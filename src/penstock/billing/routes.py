@@ -15,8 +15,8 @@ from penstock.billing.service import costs, invoices, prices, statements
 from penstock.kit.caller import Caller
 from penstock.kit.clock import utc_now
 from penstock.kit.db import Database
-from penstock.kit.http import PageQuery
 from penstock.kit.ids import check_id
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 FromDay = Annotated[

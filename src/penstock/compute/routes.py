@@ -17,12 +17,12 @@ from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
 from penstock.compute.service.read import Filter
 from penstock.compute.service.release import Release
-from penstock.kit import http, idempotency
+from penstock.kit import http, idempotency, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 _SLUG: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
@@ -86,7 +86,7 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
             shown = await read.page(conn, caller, only, before=before, limit=page.limit + 1)
         items = [schemas.allocation(each, gateway_url, timeline=False) for each in shown[: page.limit]]
         more = len(shown) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("a", items[-1].id) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("a", items[-1].id) if more else None)
 
     @get("/allocations/{allocation_id:str}", operation_id="getAllocation")
     async def get_allocation(caller: Caller, allocation_id: str) -> rest.Allocation:
@@ -122,7 +122,7 @@ def _sku_routes(db: Database) -> Sequence[HTTPRouteHandler]:
             offers = await catalogue.offers(conn, caller, after=after, limit=page.limit + 1)
         items = [schemas.sku(offer) for offer in offers[: page.limit]]
         more = len(offers) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("s", items[-1].name) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("s", items[-1].name) if more else None)
 
     @get("/skus/{name:str}", operation_id="getSku")
     async def get_sku(caller: Caller, name: str) -> rest.Sku:
@@ -168,7 +168,7 @@ def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
             shown = await runtimes.page(conn, caller, after=after, limit=page.limit + 1)
         items = [schemas.runtime(each) for each in shown[: page.limit]]
         more = len(shown) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("r", items[-1].name) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("r", items[-1].name) if more else None)
 
     @get("/runtimes/{name:str}", operation_id="getRuntime")
     async def get_runtime(caller: Caller, name: str) -> rest.Runtime:
@@ -220,7 +220,7 @@ def _stock_routes(db: Database) -> Sequence[HTTPRouteHandler]:
         if len(shown) <= page.limit:
             return rest.Page(items=items, next_cursor=None)
         last = items[-1]
-        return rest.Page(items=items, next_cursor=http.encode_cursor("f", last.sku, last.gpus, last.image))
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("f", last.sku, last.gpus, last.image))
 
     @put("/stock/{sku:str}", operation_id="putStock")
     async def put_stock(caller: Caller, sku: str, data: rest.StockFloorPut) -> rest.StockFloor:
@@ -246,7 +246,7 @@ def _shape_cursor(page: PageQuery) -> Shape | None:
     """The shape that the page before ended with."""
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["f", str(sku), int(gpus), str(image)]:
             return Shape(sku=sku, gpus=gpus, image=image)
         case _:
@@ -257,7 +257,7 @@ def _text_cursor(page: PageQuery, kind: str) -> str | None:
     """The id that the page before ended with."""
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case [marker, str(last)] if marker == kind:
             return last
         case _:

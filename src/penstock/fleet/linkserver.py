@@ -27,12 +27,13 @@ from penstock.fleet.peer import CHECK_S, Peer, Peers
 from penstock.fleet.ports import UNHEARD, Handoffs, Secrets
 from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import tasks as task_rows
-from penstock.kit import http, jsonbody
+from penstock.kit import jsonbody
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError
 from penstock.kit.ids import new_id
 from penstock.kit.process import every
+from penstock.kit.statuses import STATUS
 from penstock.kit.telemetry import correlated, correlation_id, logger
 from penstock.wire import subjects
 from penstock.wire.link import (
@@ -339,7 +340,7 @@ def failure(error: PenstockError) -> web.Response:
     """The usual envelope."""
     detail = ErrorDetail(code=error.code, message=error.detail, field=error.field, correlation_id=correlation_id())
     return web.Response(
-        status=http.STATUS[error.kind],
+        status=STATUS[error.kind],
         body=msgspec.json.encode(ErrorBody(error=detail)),
         content_type="application/json",
     )

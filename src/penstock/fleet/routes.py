@@ -14,12 +14,12 @@ from penstock.fleet.errors import SecretShownBefore
 from penstock.fleet.model import Node, NodeState, Slot
 from penstock.fleet.nodes import Nodes
 from penstock.fleet.ports import Claims
-from penstock.kit import http, idempotency, sealing
+from penstock.kit import http, idempotency, paging, sealing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 _SEQ_MAX: Final = (1 << 63) - 1
@@ -123,7 +123,7 @@ def _reading(claims: Claims, db: Database) -> list[Any]:
             found = await nodes.page(conn, caller, after=after, state=_state(node_state), limit=page.limit + 1)
             shown = await _show(conn, claims, found[: page.limit], with_gpus=False)
         more = len(found) > page.limit
-        return rest.Page(items=shown, next_cursor=http.encode_cursor("nodes", shown[-1].id) if more else None)
+        return rest.Page(items=shown, next_cursor=paging.encode_cursor("nodes", shown[-1].id) if more else None)
 
     @get("/nodes/{node_id:str}", operation_id="getNode")
     async def get_node(caller: Caller, node_id: str) -> rest.Node:
@@ -143,7 +143,7 @@ def _reading(claims: Claims, db: Database) -> list[Any]:
         shown = [schemas.task(task) for task in found[: page.limit]]
         more = len(found) > page.limit
         last = found[page.limit - 1].seq if more else 0
-        return rest.Page(items=shown, next_cursor=http.encode_cursor("tasks", last) if more else None)
+        return rest.Page(items=shown, next_cursor=paging.encode_cursor("tasks", last) if more else None)
 
     return [list_nodes, get_node, list_tasks]
 
@@ -161,7 +161,7 @@ def _position(page: PageQuery, kind: str, *, first: str | int) -> str | int:
     """Where the page begins; a cursor of another list is refused."""
     if page.cursor is None:
         return first
-    parts = http.decode_cursor(page.cursor)
+    parts = paging.decode_cursor(page.cursor)
     if len(parts) != 2 or parts[0] != kind:
         raise Invalid("invalid cursor", field="cursor")
     return parts[1]

@@ -15,8 +15,8 @@ from penstock.kit import http, idempotency, sealing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.errors import NotFound
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 

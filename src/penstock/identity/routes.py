@@ -14,9 +14,9 @@ from penstock.identity.service import keys, members, organisations, policy, proj
 from penstock.kit import http, idempotency, sealing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Row, Tx
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery, decode_cursor, encode_cursor
+from penstock.kit.paging import PageQuery, decode_cursor, encode_cursor
 from penstock.wire.auditchain import GENESIS, chain_of, link
 from penstock.wire.rest import AuditChain, AuditEntry, ChainedAudit, Page
 

@@ -21,6 +21,7 @@ from litestar.types import ASGIApp, Empty, Message, Receive, Scope, Send
 from prometheus_client import Histogram
 
 from penstock.kit import jsonbody
+from penstock.kit.clients import client_address
 from penstock.kit.errors import Invalid
 from penstock.kit.telemetry import correlate, span
 from penstock.wire.rest import ErrorBody, ErrorDetail
@@ -38,8 +39,6 @@ _seconds = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30),
 )
 _decoders: dict[object, msgspec.json.Decoder[Any]] = {}
-
-Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 
 class Rejected(Exception):
@@ -158,26 +157,6 @@ def bad_target(path: str, query: bytes) -> Rejected | None:
 def too_large(bytes_max: int = BODY_BYTES_MAX) -> Rejected:
     """413."""
     return Rejected(413, "payload_too_large", f"body: max {bytes_max} bytes")
-
-
-def client_address(peer: str, forwarded_for: bytes | None, trusted: Networks) -> str:
-    """Who connects: the peer, or, only behind trusted proxies, the nearest untrusted address they report."""
-    if forwarded_for is None or not _within(peer, trusted):
-        return peer
-    nearest = peer
-    for hop in reversed(forwarded_for.decode("latin-1").split(",")):
-        nearest = hop.strip()
-        if not _within(nearest, trusted):
-            break
-    return nearest[:64]
-
-
-def _within(address: str, networks: Networks) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(parsed in network for network in networks)
 
 
 class Edge:

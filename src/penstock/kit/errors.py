@@ -1,4 +1,4 @@
-"""Expected failures. They know no transport: `kit/http.py` and `flows/errors.py` are the only translators."""
+"""Expected failures. They know no transport: `kit/statuses.py` and `flows/errors.py` are the only translators."""
 
 from enum import StrEnum
 from typing import ClassVar

@@ -17,7 +17,7 @@ from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Row
 from penstock.kit.errors import Invalid, Kind, PenstockError
-from penstock.kit.http import PageQuery, decode_cursor, encode_cursor
+from penstock.kit.paging import PageQuery, decode_cursor, encode_cursor
 from penstock.wire import subjects
 from penstock.wire.rest import AuditEntry, EventOut, Page
 

@@ -10,7 +10,8 @@ from penstock.kit import auditchain, deadletters, feed
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.feed import AuditFilter, EventFilter, Feed
-from penstock.kit.http import PageQuery, path_id
+from penstock.kit.http import path_id
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 Text = Annotated[str | None, QueryParameter(required=False, max_length=128)]

@@ -1,15 +1,11 @@
 """The HTTP edge of the api: what every route shares.
 
 Routes get `caller`, `once` and `page` injected by name. Authentication is a hook on the whole application that no route
-can replace; the few public ones say `opt={"public": True}`. Every failure leaves in one envelope;
-this is the only place that knows which kind of error is which status.
+can replace; the few public ones say `opt={"public": True}`. Every failure leaves in one envelope.
 """
 
-import base64
-import hashlib
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Protocol, TypeAlias, cast
 
 import asyncpg
@@ -30,29 +26,18 @@ from penstock.kit.edge import EdgeRequest, Head, Rejected
 from penstock.kit.errors import Invalid, Kind, NotFound, PenstockError, Unavailable
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
+from penstock.kit.paging import LIMIT_DEFAULT, LIMIT_MAX, PageQuery
+from penstock.kit.statuses import STATUS
 from penstock.kit.telemetry import correlation_id, logger
 from penstock.wire.rest import ErrorBody, ErrorDetail
 
 Hook: TypeAlias = Callable[[Request[Any, Any, Any]], Awaitable[None]]
 
-LIMIT_MAX: Final = 200
-LIMIT_DEFAULT: Final = 50
-CURSOR_BYTES_MAX: Final = 1024
 _RETRY_AFTER_S: Final = 5
 
 _log = logger(__name__)
 _encoder = msgspec.json.Encoder()
 
-#: The only translation of kinds into statuses.
-STATUS: Final[Mapping[Kind, int]] = {
-    Kind.INVALID: 400,
-    Kind.UNAUTHENTICATED: 401,
-    Kind.DENIED: 403,
-    Kind.NOT_FOUND: 404,
-    Kind.CONFLICT: 409,
-    Kind.EXHAUSTED: 429,
-    Kind.UNAVAILABLE: 503,
-}
 _CODES: Final = {
     400: "invalid_request",
     401: "unauthenticated",
@@ -87,46 +72,9 @@ class Authenticates(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PageQuery:
-    """Which page of a list is asked for."""
-
-    limit: int = LIMIT_DEFAULT
-    cursor: str | None = None
-
-
 def created(body: bytes) -> Response[Any]:
     """201 with a body that is already encoded."""
     return Response(content=body, status_code=201, media_type=MediaType.JSON)
-
-
-def encode_cursor(*parts: str | int) -> str:
-    """An opaque cursor. The checksum finds damage; it grants nothing, every query carries the project anyway."""
-    payload = _encoder.encode(parts)
-    return base64.urlsafe_b64encode(_checksum(payload) + payload).rstrip(b"=").decode()
-
-
-def decode_cursor(text: str) -> list[str | int]:
-    """What `encode_cursor` was given, or Invalid."""
-    try:
-        if len(text) > CURSOR_BYTES_MAX:
-            raise ValueError
-        raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
-        parts = msgspec.json.decode(raw[8:], type=list[str | int])
-    except (ValueError, msgspec.DecodeError) as error:
-        raise Invalid("invalid cursor", field="cursor") from error
-    if encode_cursor(*parts) != text or not all(map(_storable, parts)):
-        raise Invalid("invalid cursor", field="cursor")
-    return parts
-
-
-def _storable(part: str | int) -> bool:
-    """Whether a query can take it: anyone can make a cursor, and none may break a statement."""
-    return "\0" not in part if isinstance(part, str) else abs(part) < 1 << 63
-
-
-def _checksum(payload: bytes) -> bytes:
-    return hashlib.sha256(b"penstock cursor\0" + payload).digest()[:8]
 
 
 def path_id(prefix: str, text: str) -> str:

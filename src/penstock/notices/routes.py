@@ -6,12 +6,12 @@ import msgspec
 from litestar import MediaType, Response, Router, delete, get, patch, post
 from litestar.params import QueryParameter
 
-from penstock.kit import http, idempotency, sealing
+from penstock.kit import http, idempotency, paging, sealing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.notices import schemas, service
 from penstock.notices.errors import SecretShownBefore
 from penstock.notices.model import DeliveryState, Webhook
@@ -38,7 +38,7 @@ def _reading(db: Database) -> list[Any]:
             found = await service.page(conn, caller, after=_after(page), limit=page.limit + 1)
         items = [schemas.webhook(each) for each in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("webhook", items[-1].id) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("webhook", items[-1].id) if more else None)
 
     @get("/webhooks/{webhook_id:str}", operation_id="getWebhook")
     async def get_webhook(caller: Caller, webhook_id: str) -> rest.Webhook:
@@ -112,7 +112,7 @@ def _deliveries(webhooks: Webhooks, db: Database) -> list[Any]:
                 conn, caller, wanted, before=before, state=state, limit=page.limit + 1
             )
         shown = found[: page.limit]
-        cursor = http.encode_cursor("delivery", shown[-1].seq) if len(found) > page.limit else None
+        cursor = paging.encode_cursor("delivery", shown[-1].seq) if len(found) > page.limit else None
         return rest.Page(items=[schemas.delivery(each) for each in shown], next_cursor=cursor)
 
     @post("/webhooks/{webhook_id:str}/deliveries/{delivery_id:str}/retry", operation_id="retryWebhookDelivery")
@@ -163,7 +163,7 @@ def _state(text: str | None) -> str | None:
 def _after(page: PageQuery) -> str:
     if page.cursor is None:
         return ""
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["webhook", str(last)]:
             return last
         case _:
@@ -173,7 +173,7 @@ def _after(page: PageQuery) -> str:
 def _before(page: PageQuery) -> int | None:
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["delivery", int(last)]:
             return last
         case _:

@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 from litestar import MediaType, Response, Router, delete, get, put
 
-from penstock.kit import http, idempotency
+from penstock.kit import idempotency, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
 from penstock.kit.errors import Invalid, NotFound
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.secrets import service
 from penstock.secrets.model import Secret, Version
 from penstock.secrets.service import Secrets
@@ -49,7 +49,7 @@ def router(secrets: Secrets, db: Database) -> Router:
             found = await service.page(conn, caller, after=_after(page), limit=page.limit + 1)
         items = [_shown(secret) for secret in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("secret", items[-1].name) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("secret", items[-1].name) if more else None)
 
     @get("/secrets/{name:str}", operation_id="getSecret")
     async def get_secret(caller: Caller, name: str) -> rest.Secret:
@@ -89,7 +89,7 @@ def _path_name(name: str) -> str:
 def _after(page: PageQuery) -> str:
     if page.cursor is None:
         return ""
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["secret", str(last)]:
             return last
         case _:

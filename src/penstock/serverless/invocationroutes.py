@@ -12,11 +12,11 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.response import Stream
 
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery
 from penstock.kit.idempotency import Once
+from penstock.kit.paging import PageQuery
 from penstock.serverless import queries, schemas
 from penstock.serverless.following import WAIT_S_MAX
 from penstock.serverless.model import State
@@ -102,7 +102,7 @@ def _reading(parts: "Parts") -> list[HTTPRouteHandler]:
                 limit=page.limit + 1,
             )
         shown = found[: page.limit]
-        cursor = http.encode_cursor("iv", shown[-1].row.seq) if len(found) > page.limit else None
+        cursor = paging.encode_cursor("iv", shown[-1].row.seq) if len(found) > page.limit else None
         return rest.Page(items=[schemas.invocation(each, urls) for each in shown], next_cursor=cursor)
 
     @get("/invocations/{invocation_id:str}", operation_id="getInvocation")

@@ -6,9 +6,9 @@ from typing import Final
 
 from litestar.response import Stream
 
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire.serverless import PAYLOAD_BYTES_MAX
 
 PLACE_MAX: Final = (1 << 63) - 1
@@ -21,7 +21,7 @@ def text(page: PageQuery, kind: str) -> str | None:
     """The text in a cursor of this kind."""
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case [str(found), str(last)] if found == kind:
             return last
         case _:
@@ -32,7 +32,7 @@ def number(page: PageQuery, kind: str) -> int | None:
     """The number in a cursor of this kind."""
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case [str(found), int(last)] if found == kind:
             return last
         case _:

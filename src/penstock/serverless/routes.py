@@ -8,10 +8,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, Operation, Schema
 from litestar.params import HeaderParameter, QueryParameter
 
-from penstock.kit import http
+from penstock.kit import http, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.serverless import invocationroutes, queries, schemas, unitroutes
 from penstock.serverless.following import Followers
 from penstock.serverless.schemas import Urls
@@ -65,7 +65,7 @@ def _reading(parts: Parts) -> list[HTTPRouteHandler]:
             found = await functions.page(conn, caller, after=queries.text(page, "fn") or "", limit=page.limit + 1)
         items = [schemas.function(each, urls) for each in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("fn", items[-1].name) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("fn", items[-1].name) if more else None)
 
     @get("/functions/{function:str}", operation_id="getFunction")
     async def get_function(caller: Caller, function: str) -> rest.Function:
@@ -81,7 +81,7 @@ def _reading(parts: Parts) -> list[HTTPRouteHandler]:
             found = await functions.versions(conn, caller, function, before=before, limit=page.limit + 1)
         items = [schemas.version(each) for each in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("fv", items[-1].number) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("fv", items[-1].number) if more else None)
 
     @get("/functions/{function:str}/workers", operation_id="listFunctionWorkers")
     async def list_workers(caller: Caller, page: PageQuery, function: str) -> rest.Page[rest.FunctionWorker]:
@@ -91,7 +91,7 @@ def _reading(parts: Parts) -> list[HTTPRouteHandler]:
             found = await functions.workers(conn, caller, function, after=after, limit=page.limit + 1)
         items = [schemas.worker(each) for each in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("fw", items[-1].name) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("fw", items[-1].name) if more else None)
 
     @get("/serverless/signing-key", operation_id="getSigningKey")
     async def get_signing_key(caller: Caller) -> rest.SigningKey:
@@ -174,7 +174,7 @@ def _logs(parts: Parts) -> list[HTTPRouteHandler]:
 
 def _page_of_logs(lines: list[rest.OutputLine], limit: int) -> rest.Page[rest.OutputLine]:
     more, lines = len(lines) > limit, lines[:limit]
-    return rest.Page(items=lines, next_cursor=http.encode_cursor("fl", lines[-1].place) if more else None)
+    return rest.Page(items=lines, next_cursor=paging.encode_cursor("fl", lines[-1].place) if more else None)
 
 
 def _dead_letters(parts: Parts) -> list[HTTPRouteHandler]:
@@ -190,7 +190,7 @@ def _dead_letters(parts: Parts) -> list[HTTPRouteHandler]:
             found = await invocations.letters(conn, caller, function=function, before=before, limit=page.limit + 1)
         items = list(found[: page.limit])
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("dl", items[-1].id) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("dl", items[-1].id) if more else None)
 
     @post("/serverless/dead-letters/{letter_id:str}/replay", operation_id="replayFunctionDeadLetter")
     async def replay_letter(caller: Caller, letter_id: str) -> rest.Invocation:

@@ -5,10 +5,10 @@ from litestar import MediaType, Response, delete, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.serverless import queries, schemas
 from penstock.serverless.service import units
 from penstock.serverless.service.cancel import Cancel
@@ -42,7 +42,7 @@ def handlers(db: Database, use_cases: Units, cancel: Cancel) -> list[HTTPRouteHa
             found = await units.page(conn, caller, after=after, limit=page.limit + 1)
         items = [schemas.unit(each) for each in found[: page.limit]]
         more = len(found) > page.limit
-        return rest.Page(items=items, next_cursor=http.encode_cursor("gu", items[-1].name) if more else None)
+        return rest.Page(items=items, next_cursor=paging.encode_cursor("gu", items[-1].name) if more else None)
 
     @get("/gpu-units/{unit:str}", operation_id="getGpuUnit")
     async def get_unit(caller: Caller, unit: str) -> Data[GpuUnit]:

@@ -13,11 +13,11 @@ from litestar.openapi.spec import OpenAPIMediaType, OpenAPIResponse, Operation, 
 from litestar.params import QueryParameter
 from litestar.response import Stream
 
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.edge import Head, Rejected
 from penstock.kit.errors import Invalid
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.storage import bodies
 from penstock.storage.errors import ObjectExists, TooLarge
 from penstock.storage.model import Object, content_type, parse_range
@@ -123,7 +123,7 @@ def _reads(objects: Objects) -> list[HTTPRouteHandler]:
         found = await objects.page(
             caller.project_id, prefix=prefix, after=_after(page), limit=page.limit, grouped=bool(delimiter)
         )
-        cursor = http.encode_cursor("object", found.after) if found.after else None
+        cursor = paging.encode_cursor("object", found.after) if found.after else None
         return rest.ObjectPage(
             items=[_shown(each) for each in found.objects], prefixes=found.prefixes, next_cursor=cursor
         )
@@ -205,7 +205,7 @@ def _etag(found: Object) -> str:
 def _after(page: PageQuery) -> str:
     if page.cursor is None:
         return ""
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["object", str(after)]:
             return after
         case _:

@@ -8,8 +8,8 @@ from penstock.billing.periods import Period
 from penstock.billing.service import costs, statements
 from penstock.identity.model import Role, actions
 from penstock.kit.caller import Caller
-from penstock.kit.http import PageQuery
 from penstock.kit.ids import new_id
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 DAY: Final = timedelta(days=1)

@@ -16,7 +16,7 @@ from penstock.billing.store import accrual, adjustments
 from penstock.identity.directory import Directory
 from penstock.identity.model import Role
 from penstock.kit.errors import Denied, Invalid, NotFound
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 FIRST = "usage/org_a/2026-01-05T10:00:00Z"

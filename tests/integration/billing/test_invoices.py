@@ -15,7 +15,7 @@ from penstock.identity.model import Role
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.errors import Denied, NotFound
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 FEBRUARY = datetime(2026, 2, 1, tzinfo=UTC)

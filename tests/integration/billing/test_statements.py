@@ -13,7 +13,7 @@ from penstock.billing.service import statements
 from penstock.billing.service.statements import Reading
 from penstock.billing.store import ledger
 from penstock.identity.model import Role
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.errors import Denied, Invalid, NotFound
 from penstock.wire.rest import Funds, StatementLine
 
@@ -151,7 +151,7 @@ async def test_a_charge_shows_the_windows_that_it_is_made_of(stage: Stage) -> No
 )
 def test_a_foreign_cursor_is_refused(parts: tuple[str | int, ...]) -> None:
     with pytest.raises(Invalid, match="cursor"):
-        Reading.of(http.encode_cursor(*parts))
+        Reading.of(paging.encode_cursor(*parts))
 
 
 async def test_the_export_is_the_statement_and_no_cell_a_formula(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

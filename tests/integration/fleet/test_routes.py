@@ -13,7 +13,7 @@ from penstock.fleet import slots
 from penstock.fleet.enrolment import Enrolment
 from penstock.fleet.routes import router
 from penstock.fleet.tasks import Tasks
-from penstock.kit import http
+from penstock.kit import http, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge
@@ -129,10 +129,10 @@ BAD_QUERIES = [
     ("/nodes?state=happy", "state"),
     ("/nodes?limit=0", "limit"),
     ("/nodes?cursor=rubbish", "cursor"),
-    (f"/nodes?cursor={http.encode_cursor()}", "cursor"),
-    (f"/nodes?cursor={http.encode_cursor('tasks', 1)}", "cursor"),
-    (f"/nodes/nod_default/tasks?cursor={http.encode_cursor('tasks', 'x')}", "cursor"),
-    (f"/nodes/nod_default/tasks?cursor={http.encode_cursor('tasks', 1 << 70)}", "cursor"),
+    (f"/nodes?cursor={paging.encode_cursor()}", "cursor"),
+    (f"/nodes?cursor={paging.encode_cursor('tasks', 1)}", "cursor"),
+    (f"/nodes/nod_default/tasks?cursor={paging.encode_cursor('tasks', 'x')}", "cursor"),
+    (f"/nodes/nod_default/tasks?cursor={paging.encode_cursor('tasks', 1 << 70)}", "cursor"),
 ]
 
 

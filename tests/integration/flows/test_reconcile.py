@@ -267,7 +267,9 @@ async def test_a_node_that_comes_back_while_it_is_looked_for_keeps_its_units(clo
             await _report(cloud, row.unit_id, "running", None, "")
             return found
 
-    keeper = NodeKeeper(cloud.world.db, Slow(cloud.world.db, cloud.watch.patience), Release(cloud.world.limits), cloud.tasks)
+    keeper = NodeKeeper(
+        cloud.world.db, Slow(cloud.world.db, cloud.watch.patience), Release(cloud.world.limits), cloud.tasks
+    )
     await keeper.missing_units()
     assert (await cloud.world.row(row.id)).state is State.ACTIVE
 

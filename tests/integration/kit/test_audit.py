@@ -11,7 +11,7 @@ from penstock.kit import audit, auditchain
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire.auditchain import PLATFORM, Broken, Head, verify
 from penstock.wire.rest import ChainedAudit
 

@@ -9,11 +9,11 @@ from penstock.billing.periods import Period
 from penstock.billing.service import standing
 from penstock.billing.store import costs
 from penstock.billing.store.costs import GROUPS, Place, Scope
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader
 from penstock.kit.errors import Invalid, NotFound
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 LABEL_CHARS_MAX: Final = 63
@@ -124,7 +124,7 @@ async def usage(
         project_id=scope.project_id,
         total_microusd=total,
         items=[cost for _, cost in shown],
-        next_cursor=http.encode_cursor("cost", shown[-1][0].rank, shown[-1][0].group) if more else None,
+        next_cursor=paging.encode_cursor("cost", shown[-1][0].rank, shown[-1][0].group) if more else None,
     )
 
 
@@ -139,7 +139,7 @@ def _project(caller: Caller, asked: str | None) -> str | None:
 def _after(page: PageQuery) -> Place | None:
     if page.cursor is None:
         return None
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["cost", int(rank), str(group)]:
             return Place(rank=rank, group=group)
         case _:

@@ -14,11 +14,11 @@ from penstock.billing.periods import Period, month_of
 from penstock.billing.ports import Organisations
 from penstock.billing.store import costs, invoices
 from penstock.billing.store.invoices import Used
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.kit.text import Hours, dollars
 from penstock.wire import rest
 
@@ -42,13 +42,13 @@ async def listed(conn: Reader, caller: Caller, page: PageQuery) -> rest.Page[res
         for month, amount in found[: page.limit]
     ]
     more = len(found) > page.limit
-    return rest.Page(items=items, next_cursor=http.encode_cursor("invoice", items[-1].month) if more else None)
+    return rest.Page(items=items, next_cursor=paging.encode_cursor("invoice", items[-1].month) if more else None)
 
 
 def _before(page: PageQuery) -> date:
     if page.cursor is None:
         return _NO_END
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["invoice", str(month)]:
             try:
                 return Period.month(month).from_day

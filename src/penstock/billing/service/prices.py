@@ -5,11 +5,11 @@ from datetime import timedelta
 from typing import Final
 
 from penstock.billing.store import prices
-from penstock.kit import audit, http
+from penstock.kit import audit, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
 _METER: Final = re.compile(r"[a-z][a-z0-9_.]{0,62}", re.ASCII)
@@ -56,7 +56,7 @@ async def listed(conn: Reader, caller: Caller, page: PageQuery) -> rest.Page[res
     found = await prices.present(conn, after=_after(page), limit=page.limit + 1)
     items = found[: page.limit]
     more = len(found) > page.limit
-    return rest.Page(items=items, next_cursor=http.encode_cursor("price", items[-1].meter) if more else None)
+    return rest.Page(items=items, next_cursor=paging.encode_cursor("price", items[-1].meter) if more else None)
 
 
 async def history(conn: Reader, caller: Caller, meter: str, page: PageQuery) -> rest.Page[rest.Price]:
@@ -69,13 +69,13 @@ async def history(conn: Reader, caller: Caller, meter: str, page: PageQuery) -> 
         raise NotFound("no price of this meter")
     items = found[: page.limit]
     more = len(found) > page.limit
-    return rest.Page(items=items, next_cursor=http.encode_cursor("version", items[-1].version) if more else None)
+    return rest.Page(items=items, next_cursor=paging.encode_cursor("version", items[-1].version) if more else None)
 
 
 def _after(page: PageQuery) -> str:
     if page.cursor is None:
         return ""
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["price", str(meter)]:
             return meter
         case _:
@@ -85,7 +85,7 @@ def _after(page: PageQuery) -> str:
 def _before(page: PageQuery) -> int:
     if page.cursor is None:
         return _VERSION_MAX
-    match http.decode_cursor(page.cursor):
+    match paging.decode_cursor(page.cursor):
         case ["version", int(version)] if 0 < version <= _VERSION_MAX:
             return version
         case _:

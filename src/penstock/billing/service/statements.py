@@ -12,11 +12,11 @@ from typing import Final
 from penstock.billing.periods import Period
 from penstock.billing.store import statements
 from penstock.billing.store.statements import Place
-from penstock.kit import http
+from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
-from penstock.kit.http import PageQuery
+from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 from penstock.wire.rest import Funds
 
@@ -41,14 +41,14 @@ class Reading:
     def cursor(self) -> str:
         """The same as text."""
         numbers = [number for funds in (self.opening, self.closing, self.place.funds) for number in _numbers(funds)]
-        return http.encode_cursor(
+        return paging.encode_cursor(
             "statement", self.place.at.isoformat(), self.place.transfer_id, self.snapshot, *numbers
         )
 
     @classmethod
     def of(cls, cursor: str) -> "Reading":
         """What `cursor` says, or Invalid."""
-        match http.decode_cursor(cursor):
+        match paging.decode_cursor(cursor):
             case ["statement", str(at), str(transfer_id), str(snapshot), *numbers] if len(numbers) == 9:
                 opening, closing, funds = (_funds(numbers[start : start + 3]) for start in (0, 3, 6))
                 place = Place(at=_moment(at), transfer_id=transfer_id, funds=funds)
