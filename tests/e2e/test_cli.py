@@ -100,7 +100,7 @@ def test_a_reader_that_leaves_ends_the_command_with_141(stack: Cloud, unit: str)
     assert child.wait(30) == 141
     assert child.stderr.read() == b""
     child.stderr.close()
-    eventually(lambda: not runs(stack, unit, "reader-left"), within_s=10)
+    eventually(lambda: not runs(stack, unit, "reader-left"), within_s=30)
 
 
 @pytest.mark.parametrize("stdin", ["at its end", "open"])
@@ -120,7 +120,7 @@ def test_interrupting_kills_the_command_in_the_unit(stack: Cloud, unit: str, std
     child.send_signal(signal.SIGINT)
     _, error = child.communicate(timeout=30)
     assert (child.returncode, error) == (130, b"")
-    eventually(lambda: not runs(stack, unit, mark), within_s=10)
+    eventually(lambda: not runs(stack, unit, mark), within_s=30)
 
 
 def runs(stack: Cloud, unit: str, mark: str) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from e2e.cloud import Cloud
 from penstock.kit import bus
+from waiting import attempts
 
 APPS = Path(__file__).parent / "apps"
 UNIT = {
@@ -116,11 +117,10 @@ async def test_the_sources_verification_works_word_for_word(stack: Cloud) -> Non
     assert "replySubject" not in dispatch
     kinds = {subject.split(".")[2] for subject, _ in await others}
     assert kinds <= {"invoke", "metrics", "result"}
-    for _ in range(200):
+    async for _ in attempts():
         found = stack.json("fn", "status", ack["invocationID"])
         if found["state"] == "succeeded":
             break
-        await asyncio.sleep(0.05)
     assert found["body"] == {"prompt": "draw a robot"}
     await asyncio.to_thread(curl, stack, "/api/v1/gpu-units/sd-webui-template", None, method="DELETE")
 

@@ -129,7 +129,7 @@ async def _running(servers: Servers, database_url: str, tmp_path_factory: pytest
         finally:
             if running.process.returncode is None:
                 running.process.terminate()
-                await asyncio.wait_for(running.process.wait(), 15)
+                await asyncio.wait_for(running.process.wait(), 30)
 
 
 async def _start(servers: Any, database_url: str, admin_key: str, folder: Path, session: aiohttp.ClientSession) -> Api:

@@ -26,7 +26,7 @@ class Stream:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.response = response
 
-    async def next(self, *, timeout_s: float = 5.0) -> dict[str, str]:
+    async def next(self, *, timeout_s: float = 30.0) -> dict[str, str]:
         """The next event's fields; comments are skipped."""
         async with asyncio.timeout(timeout_s):
             while True:

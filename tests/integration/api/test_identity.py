@@ -6,6 +6,7 @@ import time
 import asyncpg
 
 from penstock.kit.ids import new_id
+from waiting import attempts
 
 from .conftest import Api, People, made, person
 
@@ -152,10 +153,9 @@ async def test_a_deleted_service_accounts_keys_are_out(api: Api, people: People)
     path = f"/service-accounts/{account.json['id']}"
     assert (await api.call("DELETE", path, key=people.owner.key)).status == 204
     assert (await api.call("GET", path, key=people.owner.key)).status == 404
-    for _ in range(100):
+    async for _ in attempts():
         if (await api.call("GET", "/whoami", key=secret)).status == 401:
             break
-        await asyncio.sleep(0.05)
     assert (await api.call("GET", "/whoami", key=secret)).status == 401
 
 
@@ -184,12 +184,11 @@ async def test_a_deleted_project_refuses_everything(api: Api) -> None:
     # Who was just let in may be remembered for a moment.
     there = {"Penstock-Project": project["id"]}
     statuses: list[int] = []
-    for _ in range(100):
+    async for _ in attempts():
         asked = (api.call("GET", "/whoami", headers=there), api.call("GET", "/whoami", key=inside.key))
         statuses = [answer.status for answer in await asyncio.gather(*asked)]
         if statuses == [404, 401]:
             break
-        await asyncio.sleep(0.05)
     assert statuses == [404, 401]
     again = await made(api, "/projects", {"name": "short lived"})
     assert again["id"] != project["id"]

@@ -110,7 +110,7 @@ async def test_no_lease_waits_for_the_meter(stage: Stage, treasury: Treasury, wa
     budget = await treasury.set(10**9, at=T0)
     async with stage.db.transaction() as tx:
         assert await turn(tx, T0 + 10 * MINUTE, MINUTE)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             lease = await treasury.lease(100, at=T0)
             await treasury.settle(lease, 40, at=T0)
             await watch.evaluate(T0 + 10 * MINUTE)

@@ -79,7 +79,7 @@ async def test_a_certificate_of_our_ca_that_was_never_issued_is_refused(
     unknown = msgspec.structs.replace(enrolled, certificate_pem=issued.certificate_pem)
     Agent.save(tmp_path, "unknown", unknown, key)
     socket = await session.ws_connect(f"{gateway.url}/link", ssl=Agent.tls(tmp_path, "unknown"))
-    assert (await socket.receive(timeout=5)).data == 4401
+    assert (await socket.receive(timeout=30)).data == 4401
 
 
 async def test_the_certificate_is_not_read_from_a_header(
@@ -89,7 +89,7 @@ async def test_the_certificate_is_not_read_from_a_header(
     enrolled = await enrol()
     headers = {"X-Client-Cert": enrolled.certificate_pem.replace("\n", ""), "X-Node-Id": enrolled.node_id}
     socket = await session.ws_connect(f"{gateway.url}/link", ssl=pki.peer_context(folder), headers=headers)
-    assert (await socket.receive(timeout=5)).data == 4401
+    assert (await socket.receive(timeout=30)).data == 4401
 
 
 async def test_runner_ws_05_certificate_of_one_node_hello_of_another(connect: Connect, enrol: Enrol) -> None:
@@ -133,7 +133,7 @@ async def test_runner_ws_09_the_older_link_is_closed_on_another_gateway_too(
     second = await start_gateway("gtw_2")
     newer = await connect(url=second.url)
     await newer.join()
-    closed = await older.closed(timeout=3)
+    closed = await older.closed(timeout=30)
     assert closed.code == 4409
     await asyncio.sleep(0.1)
     async with database.read() as conn:

@@ -98,7 +98,7 @@ async def test_a_task_whose_hint_was_lost_is_found(
     await agent.join()
     async with db.connect(database_url, lambda _, __: None) as mute:
         task_id = await dispatch(mute, tasks, enrolled.node_id)
-    assert (await agent.task(timeout=4)).task_id == task_id
+    assert (await agent.task(timeout=30)).task_id == task_id
 
 
 async def test_one_task_per_dedupe_key_among_racers(database: Database, tasks: Tasks, enrol: Enrol) -> None:

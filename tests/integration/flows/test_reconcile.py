@@ -333,7 +333,7 @@ async def _done(value: bool) -> bool:
 
 
 async def _until(true: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await true():
             await asyncio.sleep(0.02)
 

@@ -97,7 +97,7 @@ async def _ends_at_its_deadline(cloud: Cloud, allocation_id: str, *, begun: bool
     if begun:
         await cloud.until(allocation_id, lambda row: row.state is State.PROVISIONING)
     else:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await Waiting(cloud.world.db, cloud.world.limits).expire():
                 await asyncio.sleep(0.1)
         assert (await cloud.world.row(allocation_id)).state is State.FAILED

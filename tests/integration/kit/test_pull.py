@@ -66,7 +66,7 @@ def _bodies(messages: list[Msg]) -> list[str]:
 async def test_one_message_does_not_wait_for_others(bus: Bus) -> None:
     async with _pull(bus, batch=100) as pull:
         await _publish(bus, "alone")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(15):
             (message,) = await pull.take(100)
     assert message.data == b"alone"
 
@@ -123,8 +123,8 @@ async def test_a_request_that_got_lost_is_noticed_by_the_silence(bus: Bus, monke
     pull._next, real = "nobody.listens", pull._next
     heard = await bus.client.subscribe("nobody.listens")
     async with pull:
-        async with asyncio.timeout(10):
-            await heard.next_msg(timeout=10)
+        async with asyncio.timeout(15):
+            await heard.next_msg(timeout=15)
         pull._next = real
         await _publish(bus, "found")
         assert _bodies(await _take(pull, 1)) == ["found"]

@@ -59,7 +59,7 @@ async def ask(proxy: Proxy, *pieces: bytes) -> bytes:
     try:
         for piece in pieces:
             writer.write(piece)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return await reader.read()
     finally:
         writer.close()

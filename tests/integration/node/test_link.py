@@ -39,6 +39,7 @@ from penstock.wire.tasks import (
     UnitStarted,
     UnitStop,
 )
+from waiting import attempts
 
 
 class NoUnits:
@@ -152,10 +153,10 @@ async def test_a_refused_token_leaves_nothing(gateway: Gateway, node_folder: Pat
 
 
 async def test_hello_names_the_node_and_flags_simulation(gateway: Gateway, agent: Agent) -> None:
-    hello = await asyncio.wait_for(gateway.hellos.get(), 10)
+    hello = await asyncio.wait_for(gateway.hellos.get(), 30)
     assert (hello.node_id, hello.nonce, hello.inventory.simulated) == (NODE_ID, "once", True)
     assert [gpu.uuid for gpu in hello.inventory.gpus] == [f"SIM-{NODE_ID}-0", f"SIM-{NODE_ID}-1"]
-    heartbeat = await asyncio.wait_for(gateway.heartbeats.get(), 10)
+    heartbeat = await asyncio.wait_for(gateway.heartbeats.get(), 30)
     assert len(heartbeat.gpus) == 2
     assert agent.link.standing
 
@@ -226,7 +227,7 @@ async def test_expiry_is_by_server_time_carried_forward(gateway: Gateway, agent:
     late = gateway.task(TOPOLOGY_DISCOVER, expires_at=gateway.server_time - timedelta(minutes=30))
     gateway.heartbeats = asyncio.Queue()
     for _ in range(2):
-        await asyncio.wait_for(gateway.heartbeats.get(), 10)
+        await asyncio.wait_for(gateway.heartbeats.get(), 30)
     assert (await gateway.ask(late))[0].error_code == "expired"
 
 
@@ -241,10 +242,9 @@ async def test_results_are_sent_again_until_acknowledged(gateway: Gateway, agent
     gateway.acknowledge = True
     await gateway.cut()
     assert await asyncio.wait_for(gateway.results.get(), 20) == first
-    for _ in range(100):
+    async for _ in attempts():
         if not await agent.journal.unacknowledged():
             break
-        await asyncio.sleep(0.02)
     assert await agent.journal.unacknowledged() == []
     assert agent.did == ["TopologyDiscover"]
 
@@ -262,7 +262,7 @@ async def test_a_task_that_had_begun_is_resumed_and_its_result_kept(
     task = gateway.task(UNIT_START, _start(), allocation_id="alc_x")
     async with _running(_build(who, journal, hang)):
         await gateway.send(task)
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 30)
     journal.close()
     journal = Journal(node_folder / "journal.db")
     agent = _build(who, journal)
@@ -342,10 +342,10 @@ async def test_one_allocations_tasks_take_turns_and_others_do_not_wait(
             gateway.task(UNIT_STOP, UnitStop(unit_id="alc_a", gpu_uuids=[]), allocation_id="alc_a", fence=2),
             gateway.task(UNIT_START, _start("alc_b"), allocation_id="alc_b"),
         )
-        await asyncio.wait_for(gateway.results.get(), 10)
+        await asyncio.wait_for(gateway.results.get(), 30)
         release.set()
         for _ in range(2):
-            await asyncio.wait_for(gateway.results.get(), 10)
+            await asyncio.wait_for(gateway.results.get(), 30)
     assert sorted(order[:3]) == ["begin alc_a", "begin alc_b", "end alc_b"]
     assert order[3:] == ["end alc_a", "begin alc_a", "end alc_a"]
     journal.close()
@@ -370,10 +370,9 @@ async def test_a_failure_is_told_with_its_code(gateway: Gateway, who: Identity, 
 async def test_output_goes_over_the_link(gateway: Gateway, agent: Agent) -> None:
     line = LogLine(unit_id="alc_x", stream="stdout", at=gateway.server_time, text="hello")
     agent.logs.put(line)
-    for _ in range(200):
+    async for _ in attempts():
         if gateway.lines:
             break
-        await asyncio.sleep(0.02)
     assert gateway.lines == [line]
 
 
@@ -389,7 +388,7 @@ async def _listening(gateway: Gateway) -> AsyncIterator[Gateway]:
 async def _dial_once(who: Identity, folder: Path) -> None:
     journal = Journal(folder / "journal.db")
     try:
-        await asyncio.wait_for(_build(who, journal).link._serve_once(), 10)
+        await asyncio.wait_for(_build(who, journal).link._serve_once(), 30)
     finally:
         journal.close()
 
@@ -417,7 +416,7 @@ async def test_a_node_does_not_talk_to_another_cas_gateway(gateway: Gateway, who
 async def test_renewal_replaces_key_and_certificate_and_the_link_uses_them(
     gateway: Gateway, agent: Agent, who: Identity, node_folder: Path
 ) -> None:
-    await asyncio.wait_for(gateway.hellos.get(), 10)
+    await asyncio.wait_for(gateway.hellos.get(), 30)
     old_pem = (node_folder / "node" / "node.pem").read_bytes()
     old_serial = who.serial
     async with aiohttp.ClientSession() as session:
@@ -436,7 +435,7 @@ async def test_renewal_replaces_key_and_certificate_and_the_link_uses_them(
 
 
 async def test_an_odd_frame_ends_the_link_and_the_node_comes_back(gateway: Gateway, agent: Agent) -> None:
-    await asyncio.wait_for(gateway.hellos.get(), 10)
+    await asyncio.wait_for(gateway.hellos.get(), 30)
     assert gateway._socket is not None
     await gateway._socket.send_bytes(b"\xc1 no message")
     await asyncio.wait_for(gateway.hellos.get(), 20)

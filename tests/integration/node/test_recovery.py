@@ -15,6 +15,7 @@ from penstock.node import procfs
 from penstock.node.sandbox import hostname
 from penstock.wire.link import UnitState
 from penstock.wire.tasks import UnitStop
+from waiting import attempts
 
 #: Until the go nothing of a unit can live on; after it, it must be found again.
 BEFORE_GO = ("recorded", "prepared", "spawned", "noted", "limited")
@@ -55,10 +56,9 @@ def _living(unit_id: str) -> set[int]:
 
 
 async def _gone(unit_id: str) -> bool:
-    for _ in range(100):
+    async for _ in attempts():
         if not _living(unit_id):
             return True
-        await asyncio.sleep(0.02)
     return False
 
 
@@ -105,7 +105,7 @@ async def test_a_unit_that_ended_while_the_agent_was_away_is_reported(node_folde
     record = host.units._units[unit_id].record
     await host.close()
     procfs.kill(record.init_pid, record.init_started)
-    assert await procfs.ended(record.init_pid, record.init_started, timeout_s=5)
+    assert await procfs.ended(record.init_pid, record.init_started, timeout_s=30)
     host = Host.open(node_folder, tenant_folder())
     await host.units.recover()
     assert [(r.state, r.exit_class) for r in host.units.reports()] == [(UnitState.EXITED, "killed")]
@@ -121,7 +121,7 @@ async def test_the_commands_end_and_output_while_the_agent_was_away_are_not_lost
     host = Host.open(node_folder, tenant_folder())
     await host.units.recover()
     assert [(r.unit_id, r.state, r.exit_code) for r in host.units.reports()] == [(unit_id, UnitState.EXITED, 4)]
-    lines = await asyncio.wait_for(host.logs.take(), 5)
+    lines = await asyncio.wait_for(host.logs.take(), 30)
     assert [line.text for line in lines] == ["late"]
     await host.units.stop_all(0)
     await host.close()

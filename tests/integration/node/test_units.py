@@ -17,6 +17,7 @@ from penstock.node.errors import Failed, NoUnit, Refused
 from penstock.node.inventory import Simulated
 from penstock.wire.link import UnitState
 from penstock.wire.tasks import Limits, UnitStop
+from waiting import attempts
 
 
 def _gpu(index: int) -> str:
@@ -95,11 +96,11 @@ async def test_a_server_on_the_sixth_version_alone_is_reached(host: Host) -> Non
 
 
 async def _connect(host: Host, unit_id: str, port: int):
-    for _ in range(200):
+    async for _ in attempts():
         try:
             return await host.units.connect_port(unit_id, port)
         except Refused:
-            await asyncio.sleep(0.02)
+            continue
     raise AssertionError("nothing listened")
 
 
@@ -134,7 +135,7 @@ async def test_a_killed_command_takes_its_children_along(host: Host) -> None:
     )
     os.close(sink)
     execution.kill()
-    ending = await asyncio.wait_for(execution.wait(), 5)
+    ending = await asyncio.wait_for(execution.wait(), 30)
     assert (ending.code, ending.exit_class) == (137, "killed")
     await asyncio.sleep(0.1)
     assert "sleep" not in (await host.run(unit_id, "sh", "-c", "cat /proc/[0-9]*/comm")).out
@@ -220,7 +221,7 @@ async def test_the_units_own_command_is_logged_and_its_end_reported(host: Host) 
     unit_id = await host.start(command=["sh", "-c", "echo out; echo err >&2; exit 3"])
     report = await _exited(host, unit_id)
     assert (report.exit_code, report.exit_class) == (3, "exited")
-    lines = await asyncio.wait_for(host.logs.take(), 5)
+    lines = await asyncio.wait_for(host.logs.take(), 30)
     assert {(line.stream, line.text) for line in lines} == {("stdout", "out"), ("stderr", "err")}
     with pytest.raises(NoUnit):
         await host.run(unit_id, "true")
@@ -233,11 +234,10 @@ async def test_a_command_that_cannot_start_is_an_exit_of_127(host: Host) -> None
 
 
 async def _exited(host: Host, unit_id: str):
-    for _ in range(250):
+    async for _ in attempts():
         report = next(report for report in host.units.reports() if report.unit_id == unit_id)
         if report.state is UnitState.EXITED:
             return report
-        await asyncio.sleep(0.02)
     raise AssertionError("the unit did not end")
 
 
@@ -245,7 +245,7 @@ async def test_a_long_line_and_odd_bytes_come_flagged(host: Host) -> None:
     code = "import sys; sys.stdout.buffer.write(b'x' * 300_000 + b'\\n' + b'\\xff\\xfe odd\\n')"
     unit_id = await host.start(command=["python3", "-c", code])
     await _exited(host, unit_id)
-    lines = await asyncio.wait_for(host.logs.take(), 5)
+    lines = await asyncio.wait_for(host.logs.take(), 30)
     long, odd = lines[:-1], lines[-1]
     assert sum(len(line.text) for line in long) == 300_000
     assert all(line.split and len(line.text) <= 64 << 10 for line in long)

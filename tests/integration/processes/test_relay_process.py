@@ -38,7 +38,7 @@ async def _commit(database: Database, aggregate: str) -> None:
 
 
 async def _until_published(bus: Bus, count: int) -> None:
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(30):
         while True:
             with suppress(NotFoundError):
                 if (await bus.js.stream_info("EVENTS")).state.messages == count:

@@ -14,6 +14,7 @@ from conftest import Servers
 from penstock.embedded.ports import free_port
 from penstock.fleet import pki
 from penstock.secrets import keyring
+from waiting import attempts
 
 
 async def test_a_request_is_traced_under_its_correlation_id(
@@ -60,11 +61,11 @@ async def test_a_request_is_traced_under_its_correlation_id(
 
 async def _ask(url: str, correlation_id: str) -> None:
     async with aiohttp.ClientSession() as session:
-        for _ in range(200):
+        async for _ in attempts():
             try:
                 async with session.get(url, headers={"X-Correlation-Id": correlation_id}) as answer:
                     assert answer.status == 200
                     return
             except aiohttp.ClientConnectionError:
-                await asyncio.sleep(0.1)
+                continue
     raise AssertionError("the api did not start")

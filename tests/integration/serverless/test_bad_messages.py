@@ -96,10 +96,10 @@ def failing(state: State, failure: str, **changes: Any) -> Callable[[Stage], Awa
 async def _(stage: Stage) -> None:
     letters = await stage.bus.client.subscribe(subjects.DEAD_LETTERS)
     await stage.bus.js.publish(subjects.invoke("f"), b'{"version":"v999"}', headers={"Nats-Msg-Id": "x1"})
-    letter = msgspec.json.decode((await letters.next_msg(timeout=10)).data)
+    letter = msgspec.json.decode((await letters.next_msg(timeout=30)).data)
     assert (letter["source"], letter["failureClass"]) == ("invocation", "unsupported_version")
     await stage.bus.js.publish(subjects.result("f"), b'{"version":"v999"}', headers={"Nats-Msg-Id": "x2"})
-    letter = msgspec.json.decode((await letters.next_msg(timeout=10)).data)
+    letter = msgspec.json.decode((await letters.next_msg(timeout=30)).data)
     assert (letter["source"], letter["failureClass"]) == ("result", "unsupported_version")
     await letters.unsubscribe()
 
@@ -186,7 +186,7 @@ async def _(stage: Stage) -> None:
         await asyncio.gather(send(stage, dispatch, invocationID="inv-nobody"), forged, send(stage, dispatch))
 
     assert (await played(stage, act)).state is State.SUCCEEDED
-    letter = msgspec.json.decode((await letters.next_msg(timeout=10)).data)
+    letter = msgspec.json.decode((await letters.next_msg(timeout=30)).data)
     assert (letter["failureClass"], letter["invocationID"]) == ("orphan_result", "inv-nobody")
     await letters.unsubscribe()
 

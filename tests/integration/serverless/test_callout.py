@@ -250,7 +250,7 @@ async def test_a_message_that_nobody_acknowledges_is_reported(
 
 
 async def test_our_own_user_needs_no_activator(servers: Servers) -> None:
-    async with asyncio.timeout(10), connect(servers.nats_url, name="test") as own:
+    async with asyncio.timeout(30), connect(servers.nats_url, name="test") as own:
         assert own.client.is_connected
     assert "Authorization Violation" in await refused(servers.nats_url, "penstock", "")
     assert bare(servers.nats_url).startswith("nats://127.0.0.1:")

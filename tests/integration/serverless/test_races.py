@@ -83,7 +83,7 @@ async def test_a_call_is_accepted_while_a_worker_is_being_made(still: Stage) -> 
     function_id = await still.define()
     async with still.db.transaction() as tx:
         await workers.demand(tx, function_id)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await add(still, function_id, "meanwhile")
 
 
@@ -123,7 +123,7 @@ async def test_a_worker_that_ends_while_its_results_are_committed_waits_in_no_ri
         await until(lambda: blocked(still))
         done = await commits.commit(tx, [ending_of(given["a"])])
         assert [row.state for row in done.values()] == [State.SUCCEEDED]
-    await asyncio.wait_for(ending, 10)
+    await asyncio.wait_for(ending, 30)
     rows = [await still.find(each) for each in "ab"]
     assert [(row.state, row.waiting) for row in rows] == [(State.SUCCEEDED, False), (State.DISPATCHING, True)]
     assert await still.value("select (state, inflight) = ('gone', 0) from serverless.workers")

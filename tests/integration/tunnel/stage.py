@@ -33,6 +33,7 @@ from penstock.node.tunnel import NodeTunnel
 from penstock.processes import gateway
 from penstock.wire.rest import EnrolRequest
 from penstock.wire.tunnel import ExecExit
+from waiting import attempts
 
 UNIT_PORT = 8000
 
@@ -199,11 +200,10 @@ class World:
         await self.until_connected()
 
     async def until_connected(self) -> None:
-        for _ in range(200):
+        async for _ in attempts():
             async with self.database.read() as conn:
                 if await conn.fetchval("select true from access.tunnels where node_id = $1", self.node_id):
                     return
-            await asyncio.sleep(0.02)
         raise AssertionError("the node did not connect")
 
     async def disconnect_node(self) -> None:
@@ -362,14 +362,13 @@ async def enrolment_api(database: Database, enrolment: Enrolment) -> AsyncIterat
 
 
 async def listening(port: int, task: "asyncio.Task[None]") -> None:
-    for _ in range(250):
+    async for _ in attempts():
         if task.done():
             task.result()
         with suppress(OSError):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
             return
-        await asyncio.sleep(0.02)
     raise AssertionError(f"nothing listens on {port}")
 
 
@@ -379,7 +378,7 @@ async def send_raw(gateway_url: str, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(data)
-        return await asyncio.wait_for(reader.read(), 10)
+        return await asyncio.wait_for(reader.read(), 30)
     finally:
         writer.close()
 

@@ -23,7 +23,7 @@ async def last_words(socket: aiohttp.ClientWebSocketResponse) -> tuple[dict[int,
     output: dict[int, bytes] = {}
     note: dict[str, Any] = {}
     while True:
-        message = await socket.receive(timeout=15)
+        message = await socket.receive(timeout=30)
         if message.type is WSMsgType.BINARY:
             output[message.data[0]] = output.get(message.data[0], b"") + message.data[1:]
         elif message.type is WSMsgType.TEXT:
@@ -86,7 +86,7 @@ async def test_client_that_leaves_kills_the_command(world: World, http: aiohttp.
         await socket.send_json({"argv": ["sh", "-c", "echo up; sleep 60"]})
         assert (await socket.receive_bytes()) == b"\1up\n"
     execution = world.units.executions[0]
-    assert await asyncio.wait_for(execution.child.wait(), 5) == -9
+    assert await asyncio.wait_for(execution.child.wait(), 30) == -9
 
 
 async def test_command_that_leaves_a_process_behind_still_ends(world: World, http: aiohttp.ClientSession) -> None:

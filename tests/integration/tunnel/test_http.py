@@ -137,7 +137,7 @@ async def test_streams_both_ways_as_they_come(world: World, http: aiohttp.Client
     async def upload() -> AsyncIterator[bytes]:
         for number in range(3):
             yield b"%d" % number
-            assert await asyncio.wait_for(heard.get(), 5) == b"<%d>" % number
+            assert await asyncio.wait_for(heard.get(), 30) == b"<%d>" % number
 
     async with world.serving(handler), http.post(f"{world.base}/", data=upload(), headers=world.headers) as answer:
         assert answer.headers["Transfer-Encoding"] == "chunked"
@@ -244,9 +244,9 @@ async def test_client_that_waits_for_continue_gets_it(world: World) -> None:
         port = world.gateways[0].settings.port
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(head.encode())
-        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30) == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"hello")
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 30)
         writer.close()
     assert b'"body": "hello"' in answer
 

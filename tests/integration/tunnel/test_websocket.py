@@ -75,7 +75,7 @@ async def test_clients_close_reaches_the_unit(world: World, http: aiohttp.Client
     async with world.serving(handler):
         async with http.ws_connect(f"{world.base}/", headers=world.headers) as socket:
             await socket.close(code=4001)
-        assert await asyncio.wait_for(codes.get(), 5) == 4001
+        assert await asyncio.wait_for(codes.get(), 30) == 4001
 
 
 async def test_client_that_vanishes_ends_the_units_socket(world: World, http: aiohttp.ClientSession) -> None:
@@ -92,7 +92,7 @@ async def test_client_that_vanishes_ends_the_units_socket(world: World, http: ai
     async with world.serving(handler):
         socket = await http.ws_connect(f"{world.base}/", headers=world.headers)
         vanish(socket)
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(gone.wait(), 30)
 
 
 async def test_unit_that_declines_the_upgrade_is_heard(world: World, http: aiohttp.ClientSession) -> None:

@@ -27,6 +27,6 @@ async def test_a_swallowed_cancellation_ends_the_loop(loop: Callable[[], Awaitab
     task = asyncio.ensure_future(loop())
     await asyncio.sleep(0)
     task.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await asyncio.wait({task})
     assert task.cancelled()

@@ -49,7 +49,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     yield made
     await made.supervisor.stop({status.name for status in made.supervisor.statuses()})
     # What was killed with its group may take a moment to die.
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while list(leftovers.marked(tmp_path)):
             await asyncio.sleep(0.01)
 
@@ -143,7 +143,7 @@ async def test_leftovers_are_found_by_their_mark_and_killed(tmp_path: Path) -> N
     other = leftovers.mark(tmp_path / "other")
     strangers = await child.start("s", [sys.executable, "-c", _SLEEP], log=tmp_path / "s", env=other)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while ours.pid not in list(leftovers.marked(tmp_path)):
                 await asyncio.sleep(0.01)
         assert await leftovers.clear(tmp_path, grace_s=0.1) == [ours.pid]
@@ -155,7 +155,7 @@ async def test_leftovers_are_found_by_their_mark_and_killed(tmp_path: Path) -> N
 
 
 async def _printed(log: Path, wanted: str) -> str:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not log.exists() or wanted not in log.read_text():
             await asyncio.sleep(0.01)
     return log.read_text()
