@@ -25,7 +25,6 @@ _PROCESSES: Final = {
     "bootstrap": "Make the first administrator.",
     "db": "The database's schema.",
     "pki": "The control plane's keys and certificates.",
-    "secrets-key": "The master keys that secrets are encrypted under.",
 }
 
 
@@ -38,8 +37,9 @@ def main() -> None:
 def entries() -> dict[str, Entry]:
     """What runs processes of this package, and so is not part of the command line that speaks only HTTP."""
     processes = {name: Entry(text, _processes, inside=True) for name, text in _PROCESSES.items()}
+    keys = Entry("The master keys that secrets are encrypted under.", module("penstock.processes.keys"))
     simulated = Entry("Simulated nodes, for trying a fleet on one machine.", module("penstock.processes.sim"))
-    return {**processes, "node": Entry(ENTRIES["node"].help, _nodes), "sim": simulated}
+    return {**processes, "node": Entry(ENTRIES["node"].help, _nodes), "secrets-key": keys, "sim": simulated}
 
 
 def _processes() -> typer.Typer:

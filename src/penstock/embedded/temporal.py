@@ -5,15 +5,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
-from temporalio.client import Client
-from temporalio.service import RPCError
+import aiohttp
 
 from penstock.embedded import binaries
 from penstock.embedded.child import Child
-from penstock.embedded.ports import free_port, listening
+from penstock.embedded.ports import free_port
 from penstock.embedded.server import Server, running
 
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=2)
 _DYNAMIC: Final = {
     "history.transferProcessorMaxPollRPS": "2000",
     "history.timerProcessorMaxPollRPS": "2000",
@@ -34,22 +33,23 @@ async def run(folder: Path, port: int, ui_port: int, log: Path) -> AsyncIterator
 def prepare(folder: Path, port: int, ui_port: int, log: Path) -> Server:
     """The server of `folder`."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    address = f"127.0.0.1:{port}"
+    http_port = free_port()
     return Server(
         name="temporal",
-        argv=(binaries.temporal(), *_arguments(folder, port, ui_port)),
+        argv=(binaries.temporal(), *_arguments(folder, port, ui_port, http_port)),
         env={"HOME": str(folder), "TEMPORAL_DISABLE_UPDATE_CHECK": "1"},
         log=log,
         port=port,
-        url=address,
-        answers=lambda: _answers(address, port),
+        url=f"127.0.0.1:{port}",
+        answers=lambda: _answers(http_port),
     )
 
 
-def _arguments(folder: Path, port: int, ui_port: int) -> list[str]:
+def _arguments(folder: Path, port: int, ui_port: int, http_port: int) -> list[str]:
     options = {
         "--ip": "127.0.0.1",
         "--port": str(port),
+        "--http-port": str(http_port),
         "--ui-port": str(ui_port),
         "--metrics-port": str(free_port()),
         "--db-filename": str(folder / "temporal.db"),
@@ -61,12 +61,11 @@ def _arguments(folder: Path, port: int, ui_port: int) -> list[str]:
     return ["server", "start-dev", *given, *pragmas, *dynamic]
 
 
-async def _answers(address: str, port: int) -> bool:
-    if not listening(port):
-        return False
+async def _answers(http_port: int) -> bool:
+    """By its HTTP API, which says the same as the one by gRPC, and needs no SDK."""
+    url = f"http://127.0.0.1:{http_port}/api/v1/namespaces/default"
     try:
-        client = await Client.connect(address)
-        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))
-    except (RPCError, RuntimeError):
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
         return False
-    return True

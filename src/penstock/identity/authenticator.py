@@ -4,12 +4,12 @@ An answer is kept for at most `KEPT_S`, and forgotten at once when anything is r
 within seconds even if the hint was lost. Refusals are never kept.
 """
 
-import hashlib
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from penstock.identity import store
+from penstock.identity.credentials import KEY_PREFIX, SESSION_PREFIX, digest
 from penstock.identity.errors import KeyBound
 from penstock.identity.fetch import fetch_json
 from penstock.identity.keysets import KeySets
@@ -28,14 +28,7 @@ V = TypeVar("V")
 KEPT_S: Final = 2.0
 CACHE_ENTRIES_MAX: Final = 10_000
 TOUCH_EVERY_S: Final = 60.0
-KEY_PREFIX: Final = "psk_"
-SESSION_PREFIX: Final = "pss_"
 _SECRET_CHARACTERS: Final = 4 + 43
-
-
-def digest(secret: str) -> bytes:
-    """What is stored of a key or a session."""
-    return hashlib.sha256(secret.encode()).digest()
 
 
 class Authenticator:

@@ -4,24 +4,21 @@ Logs are one JSON object a line (or coloured text on a terminal), carry whatever
 and pass a filter that removes secrets. Traces go to an OTLP endpoint when one is configured.
 """
 
-import hashlib
 import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
 from penstock.kit.ids import new_id
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 _SECRET_NAMES: Final = re.compile(r"(?i)(password|secret|token|authorization|api_?key|private|cookie)")
 _SECRET_VALUES: Final = re.compile(r"psk_[A-Za-z0-9_-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
@@ -29,7 +26,7 @@ _correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 
 _tracer: Final = trace.get_tracer("penstock")
 #: Set once by `configure`; without an endpoint a span costs nothing.
-_exporting: list[TracerProvider] = []
+_exporting: list["TracerProvider"] = []
 
 
 def logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -100,26 +97,10 @@ def configure(process: str, *, level: str = "info", log_format: str = "json", ot
     )
     structlog.contextvars.bind_contextvars(process=process)
     if otlp_endpoint:
-        _export_traces(process, otlp_endpoint)
+        # Here, because the exporter takes its time to import and most installs never need it.
+        from penstock.kit import tracing
 
-
-def _export_traces(process: str, endpoint: str) -> None:
-    resource = Resource.create({"service.name": f"penstock-{process}"})
-    provider = TracerProvider(resource=resource, id_generator=_CorrelatedIds())
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{endpoint}/v1/traces", timeout=5)))
-    trace.set_tracer_provider(provider)
-    _exporting.append(provider)
-
-
-class _CorrelatedIds(RandomIdGenerator):
-    """Trace ids follow from the correlation id, so that no header has to carry them from process to process."""
-
-    def generate_trace_id(self) -> int:
-        """The same for every root span under one correlation id."""
-        current = _correlation.get()
-        if not current:
-            return super().generate_trace_id()
-        return int.from_bytes(hashlib.sha256(current.encode()).digest()[:16])
+        _exporting.append(tracing.export(process, otlp_endpoint, _correlation))
 
 
 def _trace_ids(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -1,10 +1,12 @@
 """Commands that run Penstock itself: the whole cloud, one process of it, and the steps an operator takes by hand."""
 
+import gc
 import importlib
 import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Final
 
 import msgspec
@@ -15,7 +17,6 @@ from penstock.cli.local import data_folder
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.kit import settings
-from penstock.processes import keys
 from penstock.processes.told import told
 from penstock.processes.up.folder import DataFolder, ProcessStatus
 
@@ -62,7 +63,6 @@ def register(app: typer.Typer) -> None:
     command(certificates, "init", example="penstock pki init --dir /etc/penstock/pki --host gateway.example")(_pki_init)
     app.add_typer(database)
     app.add_typer(certificates)
-    app.add_typer(keys.commands())
 
 
 def _up(
@@ -82,26 +82,28 @@ def _up(
     supervise: Annotated[bool, typer.Option("--supervise", hidden=True)] = False,
 ) -> None:
     """Start the whole cloud here: Postgres, NATS, Temporal, all processes and one local node."""
-    from penstock.processes.up import banner, run
-    from penstock.processes.up.endpoints import Wanted
-    from penstock.processes.up.install import Ready
+    from penstock.processes.up import banner
+    from penstock.processes.up import detach as detaching
 
     folder = _folder(session)
     usual = folder.path == data_folder(None, {**session.environ, "PENSTOCK_DATA": ""})
 
-    def announce(ready: Ready) -> None:
+    def announce(ready: banner.Ready) -> None:
         if not supervise:
             typer.echo(banner.text(ready, folder.path, usual_folder=usual, attached=not detach))
 
     with told():
         if not detach:
+            from penstock.processes.up import run
+            from penstock.processes.up.endpoints import Wanted
+
             wanted = Wanted(host=address, api=api_port, gateway=gateway_port, link=link_port, nats=nats_port)
             run.foreground(folder, wanted, session.environ, announce)
             return
         ports = {"api": api_port, "gateway": gateway_port, "link": link_port, "nats": nats_port}
         given = [part for name, port in ports.items() if port is not None for part in (f"--{name}-port", str(port))]
         given += ["--address", address] if address else []
-        ready = run.detached(folder, ["up", "--supervise", "--data", str(folder.path), *given], session.environ)
+        ready = detaching.detached(folder, ["up", "--supervise", "--data", str(folder.path), *given], session.environ)
     for note in ready.notes:
         typer.echo(note)
     announce(ready)
@@ -171,7 +173,16 @@ def _serve(
             raise CliError("--only is for the gateway", field="only")
         os.environ["PENSTOCK_GATEWAY_ONLY"] = only.value
     with told():
-        importlib.import_module(f"penstock.processes.{process.value}").main()
+        _import(f"penstock.processes.{process.value}").main()
+
+
+def _import(name: str) -> ModuleType:
+    """A process's module. What an import makes stays: to look for garbage in it, again and again, is a tenth of it."""
+    gc.disable()
+    module = importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    return module
 
 
 def _migrate(session: Session) -> None:

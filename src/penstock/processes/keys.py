@@ -36,20 +36,16 @@ class _Settings(msgspec.Struct, frozen=True):
     secrets_dir: str
 
 
-def commands() -> typer.Typer:
-    """The group."""
-    app = group("secrets-key", "The master keys that secrets are encrypted under.")
-    command(app, "init", example="penstock secrets-key init --dir /etc/penstock/secrets")(_init)
-    command(app, "rotate", example="penstock secrets-key rotate")(_rotate)
-    command(app, "rewrap", example="penstock secrets-key rewrap")(_rewrap)
-    return app
+app = group("secrets-key", "The master keys that secrets are encrypted under.")
 
 
+@command(app, "init", example="penstock secrets-key init --dir /etc/penstock/secrets")
 def _init(session: Session, *, dir: Folder = None) -> None:  # noqa: A002
     """Make the folder and its first key; what is there stays."""
     _make(session, dir, keyring.init)
 
 
+@command(app, "rotate", example="penstock secrets-key rotate")
 def _rotate(session: Session, *, dir: Folder = None) -> None:  # noqa: A002
     """Add a master key: secrets that are set from now on use it. `rewrap` then moves the others."""
     _make(session, dir, keyring.rotate)
@@ -66,6 +62,7 @@ def _make(session: Session, given: Path | None, make: Callable[[Path], str | Non
         session.output.line(f"made {folder / made}.key")
 
 
+@command(app, "rewrap", example="penstock secrets-key rewrap")
 def _rewrap(session: Session) -> None:
     """Put the keys of all secrets, those of webhooks too, under the current master key, while everything runs."""
     with told():

@@ -16,7 +16,7 @@ import pytest
 from bad_inputs import Checks, rows
 from oidc_provider import Signer, run_signer
 from penstock.identity import store
-from penstock.identity.authenticator import digest
+from penstock.identity.credentials import digest
 
 from .conftest import Answer, Api, People
 

@@ -2,6 +2,7 @@
 
 Stripe's own library compares; what it lets pass is refused here before: times ahead of ours, times that are no plain
 number, headers that it cannot read. During a rotation the secret of before counts until a time that the operator sets.
+The library takes its time to import, so that happens with the first signature.
 """
 
 import re
@@ -10,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
-
-from stripe import SignatureVerificationError, WebhookSignature
 
 from penstock.billing.errors import BadSignature
 
@@ -49,6 +48,8 @@ def verify(body: bytes, header: str, secrets: Secrets, *, clock: Callable[[], fl
 
 def sign(body: bytes, secret: str, *, at: float) -> str:
     """The header for a body."""
+    from stripe import WebhookSignature
+
     return WebhookSignature.generate_signature_header(body.decode(), secret, timestamp=int(at))
 
 
@@ -64,6 +65,8 @@ def _timestamp(header: str) -> int:
 
 
 def _matches(body: bytes, header: str, secret: str) -> bool:
+    from stripe import SignatureVerificationError, WebhookSignature
+
     try:
         return WebhookSignature.verify_header(body, header, secret)
     except (SignatureVerificationError, UnicodeDecodeError):

@@ -5,7 +5,7 @@ import secrets
 from dataclasses import dataclass
 
 from penstock.identity import store
-from penstock.identity.authenticator import KEY_PREFIX, digest
+from penstock.identity.credentials import KEY_PREFIX, digest
 from penstock.identity.errors import ScopeExceedsCaller
 from penstock.identity.model import ACTIONS, Key, Role
 from penstock.identity.service import policy

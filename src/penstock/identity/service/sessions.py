@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.identity.authenticator import SESSION_PREFIX, digest
+from penstock.identity.credentials import SESSION_PREFIX, digest
 from penstock.identity.errors import TokenUsed
 from penstock.identity.model import Claims, Person, PrincipalKind, Project, Provider, Session
 from penstock.identity.store import logins, providers

@@ -3,9 +3,19 @@
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.processes.up.install import Ready
+from penstock.processes.up.folder import Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What there is to tell once everything answers."""
+
+    instance: Instance
+    simulated_gpus: int
+    notes: list[str]
 
 
 def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> str:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.kit.errors import Unavailable
-from penstock.processes.up import leftovers
 from penstock.processes.up.folder import DataFolder, Status
 
 _KILL_GRACE_S: Final = 10.0
@@ -79,5 +78,8 @@ def _clear_orphans(folder: DataFolder) -> bool:
 
 
 async def _end_everything(folder: DataFolder) -> bool:
+    # Here, because it knows of GPUs and units, which takes its time to import.
+    from penstock.processes.up import leftovers
+
     processes = await leftovers.clear(folder.path, grace_s=0.0)
     return await leftovers.end_units(folder) > 0 or bool(processes)

@@ -3,13 +3,13 @@
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from penstock.embedded.child import rotate
 from penstock.fleet import pki
 from penstock.kit.errors import Conflict
 from penstock.processes.up import database, leftovers, localnode, programs, servers, tenant
+from penstock.processes.up.banner import Ready
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import HOST, Wanted, choose
 from penstock.processes.up.folder import DataFolder, Instance, Status
@@ -28,15 +28,6 @@ class KeyRefused(Conflict):
     """Somebody revoked the key that this install uses itself."""
 
     code = "up.admin_key_refused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """What there is to tell once everything answers."""
-
-    instance: Instance
-    simulated_gpus: int
-    notes: list[str]
 
 
 class Install:
@@ -67,7 +58,8 @@ class Install:
                 ports=self._ports,
                 nodes_nats_url=programs.nodes_nats_url(self._ports, self._environ),
             )
-            await asyncio.gather(*(self._start_control(name, addresses) for name in CONTROL))
+            sidecar = self._supervisor.launch(programs.sidecar(self._folder, addresses, self._environ))
+            await asyncio.gather(sidecar, *(self._start_control(name, addresses) for name in CONTROL))
             instance = self._save_instance(addresses, running)
             async with self._display.step("local node"):
                 node = await self._start_node(addresses, instance)
@@ -105,7 +97,6 @@ class Install:
                     " delete the file, and the next start makes a new key"
                 ) from error
             environment = await asyncio.to_thread(tenant.environment, self._folder)
-            await self._supervisor.launch(programs.sidecar(self._folder, addresses, self._environ))
             await self._supervisor.launch(
                 programs.agent(self._folder, addresses, self._environ, enrolment=before.token, tenant=environment)
             )

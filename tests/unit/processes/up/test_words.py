@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 
 from penstock.processes.up import banner
+from penstock.processes.up.banner import Ready
 from penstock.processes.up.display import Display
 from penstock.processes.up.folder import Instance
-from penstock.processes.up.install import Ready
 
 
 def _ready(simulated_gpus: int, temporal_ui: str = "http://127.0.0.1:4") -> Ready:
