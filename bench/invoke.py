@@ -8,6 +8,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import asyncpg
 
 from bench import peers
 from bench.chain import Chain
-from bench.figures import Figure, bound, fact, latency, median_of_three, percentile, rate
+from bench.figures import REPETITIONS, Figure, bound, fact, latency, median_of_three, percentile, rate
 from bench.peers import http_load
 from bench.stack import Stack, running
 from penstock import AsyncClient
@@ -31,6 +33,7 @@ _QUEUE_AT_ONCE = 64
 _MEMORY_MAX = 512 << 20
 _QUIET = 400
 _FLOOD = 200
+_NAP_S = 0.1
 _SLEEPER = "import time\n\n\ndef nap(seconds: float) -> None:\n    time.sleep(seconds)\n"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -151,28 +154,53 @@ class Session:
 
 
 async def _flood(stack: Stack, client: AsyncClient) -> list[Figure]:
-    """A quiet project calls one at a time; then while another one's handlers sleep and its queue is long."""
+    """A quiet project calls one at a time; then while another one's handlers sleep and its queue is long. In turn."""
     other = await client.projects.create("flood")
     async with AsyncClient(stack.api, stack.key, project=other.id) as noisy:
         await deploy_code(noisy, "nap", _SLEEPER, handler="main:nap", concurrency=4, workers_min=2, workers_max=4)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as http:
+    alone: list[float] = []
+    beside: list[float] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         session = Session(http, stack)
-        baseline = await _quiet_p99(session)
-        stop = asyncio.Event()
+        for _ in range(REPETITIONS):
+            alone.append(await _quiet_p99(session))
+            async with _flooding(session, other.id):
+                beside.append(await _quiet_p99(session))
+            await _drained(stack)
+    print(f"# quiet p99 in ms, alone and beside the flood: {list(zip(alone, beside, strict=True))}", file=sys.stderr)
+    value, reference = statistics.median(beside), statistics.median(alone)
+    return [latency("invoke_quiet_p99_beside_a_flood", value, "ms", reference, 2.0)]
 
-        async def flood() -> None:
-            while not stop.is_set():
-                await session.call("nap", {"seconds": 0.05}, project=other.id, mode="async")
-                await asyncio.sleep(0.005)
 
-        for _ in range(_FLOOD):
-            await session.call("nap", {"seconds": 0.05}, project=other.id, mode="async")
-        load = asyncio.create_task(flood())
-        beside = await _quiet_p99(session)
-        stop.set()
-        await load
-    return [latency("invoke_quiet_p99_beside_a_flood", beside, "ms", baseline, 2.0)]
+@asynccontextmanager
+async def _flooding(session: Session, project_id: str) -> AsyncIterator[None]:
+    """Some calls wait at once, and more come than can be made."""
+
+    async def nap() -> None:
+        await session.call("nap", {"seconds": _NAP_S}, project=project_id, mode="async")
+
+    async def go_on() -> None:
+        while True:
+            await nap()
+            await asyncio.sleep(0.005)
+
+    for _ in range(_FLOOD):
+        await nap()
+    more = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        more.cancel()
+        await asyncio.wait([more])
+
+
+async def _drained(stack: Stack) -> None:
+    conn = await asyncpg.connect(stack.setting("api", "PENSTOCK_DATABASE_URL"))
+    try:
+        while await conn.fetchval("select exists (select 1 from serverless.invocations where finished_at is null)"):
+            await asyncio.sleep(0.2)
+    finally:
+        await conn.close()
 
 
 async def deploy_code(client: AsyncClient, name: str, text: str, *, handler: str, **definition: Any) -> None:
