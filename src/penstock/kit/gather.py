@@ -1,6 +1,7 @@
 """Work that comes together is done together: while one batch is under way, the next one gathers.
 
-Nothing waits for a timer. A single item is done at once; under load batches grow by themselves.
+Nothing waits for a timer. A single item is done at once, with those that came in the same turn of the event loop; under
+load batches grow by themselves.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ class Gatherer(Generic[T, R]):
         self._work = work
         self._batch_max = batch_max
         self._room = at_once
+        self._beginning = False
         self._waiting: deque[tuple[T, asyncio.Future[R]]] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -37,14 +39,17 @@ class Gatherer(Generic[T, R]):
         return await answer
 
     def _begin(self) -> None:
-        while self._waiting and self._room:
+        if self._waiting and self._room and not self._beginning:
+            self._beginning = True
             self._room -= 1
-            batch = [self._waiting.popleft() for _ in range(min(self._batch_max, len(self._waiting)))]
-            task = asyncio.get_running_loop().create_task(self._run(batch))
+            task = asyncio.get_running_loop().create_task(self._run())
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _run(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+    async def _run(self) -> None:
+        batch = [self._waiting.popleft() for _ in range(min(self._batch_max, len(self._waiting)))]
+        self._beginning = False
+        self._begin()
         try:
             answers = await self._work([item for item, _ in batch])
         except BaseException as error:  # noqa: BLE001 (it is every caller's)
