@@ -10,17 +10,16 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import asyncpg
 
 from bench import peers
 from bench.chain import Chain
 from bench.figures import REPETITIONS, Figure, bound, fact, latency, median_of_three, percentile, rate
 from bench.peers import http_load
+from bench.peers.http_load import Connection
 from bench.stack import Stack, running
 from penstock import AsyncClient
 from penstock.embedded.child import free_port
@@ -32,6 +31,7 @@ _QUEUE = 100_000
 _QUEUE_AT_ONCE = 64
 _MEMORY_MAX = 512 << 20
 _QUIET = 400
+_PAUSE_S = 0.02
 _FLOOD = 200
 _NAP_S = 0.1
 _SLEEPER = "import time\n\n\ndef nap(seconds: float) -> None:\n    time.sleep(seconds)\n"
@@ -138,60 +138,66 @@ def _print_processors(before: dict[str, float], after: dict[str, float], done: i
         print(f"#   {name:10} {(after[name] - before.get(name, 0)) / max(done, 1) * 1000:8.3f}", file=sys.stderr)
 
 
-@dataclass
-class Session:
-    """HTTP calls of one load."""
-
-    http: aiohttp.ClientSession
-    stack: Stack
-
-    async def call(self, name: str, payload: Any, *, project: str | None = None, mode: str = "sync") -> None:
-        headers = {"Authorization": f"Bearer {self.stack.key}"} | ({"Penstock-Project": project} if project else {})
-        url = f"{self.stack.gateway}/f/{name}?mode={mode}"
-        async with self.http.post(url, json=payload, headers=headers) as answer:
-            assert answer.status in (200, 202), await answer.text()
-            await answer.read()
+@asynccontextmanager
+async def _connections(
+    stack: Stack, function: str, body: bytes = b"{}", *, project: str = "", mode: str = "sync", number: int = 1
+) -> AsyncIterator[list[Connection]]:
+    headers = {"Authorization": f"Bearer {stack.key}", "Content-Type": "application/json"}
+    headers |= {"Penstock-Project": project} if project else {}
+    made = [Connection(f"{stack.gateway}/f/{function}?mode={mode}", headers, body) for _ in range(number)]
+    for connection in made:
+        await connection.open()
+    try:
+        yield made
+    finally:
+        for connection in made:
+            connection.close()
 
 
 async def _flood(stack: Stack, client: AsyncClient) -> list[Figure]:
-    """A quiet project calls one at a time; then while another one's handlers sleep and its queue is long. In turn."""
+    """A quiet project calls now and then, and another time without a pause; alone, and while another project's handlers
+    sleep and its queue is long. In turn."""
     other = await client.projects.create("flood")
     async with AsyncClient(stack.api, stack.key, project=other.id) as noisy:
         await deploy_code(noisy, "nap", _SLEEPER, handler="main:nap", concurrency=4, workers_min=2, workers_max=4)
-    alone: list[float] = []
-    beside: list[float] = []
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        session = Session(http, stack)
+    quiet: list[tuple[float, float]] = []
+    steady: list[tuple[float, float]] = []
+    async with _connections(stack, "noop") as (connection,):
         for _ in range(REPETITIONS):
-            alone.append(await _quiet_p99(session))
-            async with _flooding(session, other.id):
-                beside.append(await _quiet_p99(session))
+            alone = await _p99(connection, _PAUSE_S), await _p99(connection, 0)
+            async with _flooding(stack, other.id):
+                beside = await _p99(connection, _PAUSE_S), await _p99(connection, 0)
             await _drained(stack)
-    print(f"# quiet p99 in ms, alone and beside the flood: {list(zip(alone, beside, strict=True))}", file=sys.stderr)
-    value, reference = statistics.median(beside), statistics.median(alone)
-    return [latency("invoke_quiet_p99_beside_a_flood", value, "ms", reference, 2.0)]
+            quiet.append((alone[0], beside[0]))
+            steady.append((alone[1], beside[1]))
+    print(f"# p99 in ms, alone and beside the flood: quiet {quiet}, steady {steady}", file=sys.stderr)
+    reference, value = (statistics.median(column) for column in zip(*quiet, strict=True))
+    return [
+        latency("invoke_quiet_p99_beside_a_flood", value, "ms", reference, 2.0),
+        fact("invoke_steady_p99_alone", statistics.median(alone for alone, _ in steady), "ms"),
+        fact("invoke_steady_p99_beside_a_flood", statistics.median(beside for _, beside in steady), "ms"),
+    ]
 
 
 @asynccontextmanager
-async def _flooding(session: Session, project_id: str) -> AsyncIterator[None]:
+async def _flooding(stack: Stack, project_id: str) -> AsyncIterator[None]:
     """Some calls wait at once, and more come than can be made."""
+    body = json.dumps({"seconds": _NAP_S}).encode()
+    async with _connections(stack, "nap", body, project=project_id, mode="async") as (noisy,):
 
-    async def nap() -> None:
-        await session.call("nap", {"seconds": _NAP_S}, project=project_id, mode="async")
+        async def go_on() -> None:
+            while True:
+                await noisy.ask()
+                await asyncio.sleep(0.005)
 
-    async def go_on() -> None:
-        while True:
-            await nap()
-            await asyncio.sleep(0.005)
-
-    for _ in range(_FLOOD):
-        await nap()
-    more = asyncio.create_task(go_on())
-    try:
-        yield
-    finally:
-        more.cancel()
-        await asyncio.wait([more])
+        for _ in range(_FLOOD):
+            await noisy.ask()
+        more = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            more.cancel()
+            await asyncio.wait([more])
 
 
 async def _drained(stack: Stack) -> None:
@@ -214,12 +220,11 @@ async def deploy_code(client: AsyncClient, name: str, text: str, *, handler: str
     await deploy(client, name, code=code, handler=handler, **definition)
 
 
-async def _quiet_p99(session: Session) -> float:
+async def _p99(connection: Connection, pause_s: float) -> float:
     samples: list[float] = []
     for _ in range(_QUIET):
-        began = time.perf_counter()
-        await session.call("noop", {})
-        samples.append((time.perf_counter() - began) * 1000)
+        samples += await http_load.singles(connection, 1)
+        await asyncio.sleep(pause_s)
     return percentile(samples, 0.99)
 
 
@@ -228,12 +233,13 @@ async def _queue(stack: Stack, client: AsyncClient) -> list[Figure]:
     await deploy_code(client, "parked", _SLEEPER, handler="main:nap", workers_min=1, workers_max=1, timeout_s=3600)
     parts: list[float] = []
     peak: dict[str, int] = {}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_QUEUE_AT_ONCE)) as http:
-        session = Session(http, stack)
+    body = json.dumps({"seconds": 3600}).encode()
+    async with _connections(stack, "parked", body, mode="async", number=_QUEUE_AT_ONCE) as connections:
         for _ in range(10):
-            parts.append(await _enqueue(session, _QUEUE // 10))
+            parts.append(await _enqueue(connections, _QUEUE // 10))
             for name, used in _memory(stack).items():
                 peak[name] = max(peak.get(name, 0), used)
+    print(f"# enqueued a second, by tenth: {[round(part) for part in parts]}", file=sys.stderr)
     for name, used in sorted(peak.items(), key=lambda item: -item[1]):
         print(f"#   {name:10} {used >> 20:6} MB", file=sys.stderr)
     ours = {name: used for name, used in peak.items() if name not in ("postgres", "temporal")}
@@ -245,17 +251,17 @@ async def _queue(stack: Stack, client: AsyncClient) -> list[Figure]:
     ]
 
 
-async def _enqueue(session: Session, number: int) -> float:
+async def _enqueue(connections: list[Connection], number: int) -> float:
     left = number
 
-    async def work() -> None:
+    async def work(connection: Connection) -> None:
         nonlocal left
         while left > 0:
             left -= 1
-            await session.call("parked", {"seconds": 3600}, mode="async")
+            await connection.ask()
 
     began = time.perf_counter()
-    await asyncio.gather(*(work() for _ in range(_QUEUE_AT_ONCE)))
+    await asyncio.gather(*map(work, connections))
     return number / (time.perf_counter() - began)
 
 

@@ -19,7 +19,8 @@ class Connection:
     def __init__(self, url: str, headers: dict[str, str], body: bytes) -> None:
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or 80)
-        lines = [f"POST {parts.path or '/'} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}"]
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        lines = [f"POST {target} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         self._request = "\r\n".join([*lines, "", ""]).encode() + body
 
@@ -29,7 +30,7 @@ class Connection:
     async def ask(self) -> None:
         self._writer.write(self._request)
         head = await self._reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
+        if not head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 202")):
             raise RuntimeError(head.decode(errors="replace"))
         lower = head.lower()
         if b"transfer-encoding: chunked" in lower:

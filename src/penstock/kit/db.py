@@ -222,8 +222,13 @@ async def connect(
     connections_max: int = 10,
     name: str = "penstock",
     command_timeout_s: float = 30,
+    plan_once: bool = False,
 ) -> AsyncIterator[Database]:
-    """Open the pool and close it at the end."""
+    """Open the pool and close it at the end. `plan_once` is for who asks the same few questions over and over, written
+    so that one plan does for all values."""
+    settings = {"application_name": name, "jit": "off"} | (
+        {"plan_cache_mode": "force_generic_plan"} if plan_once else {}
+    )
     pool = await asyncpg.create_pool(
         url,
         min_size=1,
@@ -232,7 +237,7 @@ async def connect(
         max_inactive_connection_lifetime=300,
         init=_prepare,
         reset=_clean,
-        server_settings={"application_name": name, "jit": "off"},
+        server_settings=settings,
     )
     database = Database(pool, publish_hint)
     try:

@@ -130,6 +130,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
             nats_bus.hint,
             connections_max=settings.database_connections_max,
             name="activator",
+            plan_once=True,
         )
     )
     await process.serve_ops(stack, settings.ops_port, healthy=lambda: nats_bus.client.is_connected)

@@ -142,7 +142,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """An attempt that a worker was chosen for."""
+    """An attempt that a worker was chosen for. `free` slots its function had, before all that were given together."""
 
     project_id: str
     id: str
@@ -163,6 +163,7 @@ class Claimed:
     timeout_s: float
     correlation_id: str
     dispatched_at: datetime
+    free: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

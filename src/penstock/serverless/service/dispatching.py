@@ -2,16 +2,17 @@
 
 A hint names a function, whatever it hints at: something came, a slot became free, a worker is ready. What cannot run
 yet stays in its row and delays nobody: functions are taken in turn, one of each project, and a round takes so many of
-each.
+each. A function whose slots are all taken is not looked at for each call that comes, but when a slot becomes free, and
+now and then.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from nats.aio.msg import Msg
-from prometheus_client import Counter
+from prometheus_client import Counter as Metric
 
 from penstock.kit.db import Database
 from penstock.kit.process import heed_cancellation
@@ -21,10 +22,11 @@ from penstock.serverless.service.telling import Teller
 from penstock.serverless.store import claims
 
 _ROUND_FUNCTIONS_MAX: Final = 64
-_EACH_MAX: Final = 64
+_EACH_MAX: Final = 16
 _PARKED_MAX: Final = 1000
+_FULL_S: Final = 0.02
 
-_dispatched = Counter("penstock_dispatches", "Attempts given to workers")
+_dispatched = Metric("penstock_dispatches", "Attempts given to workers")
 
 
 class Dispatcher:
@@ -38,12 +40,14 @@ class Dispatcher:
         self._heard: list[Msg] = []
         self._wake = asyncio.Event()
         #: Functions that had something due and no slot for it, when they were last looked at.
-        self._short: set[str] = set()
+        self._full: set[str] = set()
+        #: What came for these since.
+        self._put_off: list[tuple[str, Msg]] = []
 
     def freed(self, rows: Iterable[Committed]) -> None:
         """Slots became free: look at the functions that something waits for. What came while the last one was being
         freed is not in its row, but its own round found no slot."""
-        self.point({row.function_id for row in rows if row.more or row.waiting or row.function_id in self._short})
+        self.point({row.function_id for row in rows if row.more or row.waiting or row.function_id in self._full})
 
     def point(self, function_ids: Iterable[str], heard: Iterable[Msg] = ()) -> None:
         """Look at these in the next round, and acknowledge after it what was heard of them."""
@@ -52,6 +56,20 @@ class Dispatcher:
         self._heard += heard
         if self._pointed or self._heard:
             self._wake.set()
+
+    def announced(self, function_id: str, message: Msg) -> None:
+        """Something came for the function."""
+        if function_id not in self._full:
+            self.point([function_id], [message])
+            return
+        if not self._put_off:
+            asyncio.get_running_loop().call_later(_FULL_S, self._look_again)
+        self._put_off.append((function_id, message))
+
+    def _look_again(self) -> None:
+        put_off, self._put_off = self._put_off, []
+        for function_id, message in put_off:
+            self.point([function_id], [message])
 
     async def run(self) -> None:
         """Rounds for ever; a failure ends it, and whoever supervises begins again."""
@@ -79,19 +97,22 @@ class Dispatcher:
         function_ids = list(hints)
         async with self._db.read() as conn:
             claimed = await claims.claim(conn, function_ids, each_max=_EACH_MAX)
-        await self._teller.dispatch(claimed)
+        given = Counter(each.function_id for each in claimed)
+        # Who has little to do does not wait for who has much.
+        await self._teller.dispatch(sorted(claimed, key=lambda each: given[each.function_id]))
         _dispatched.inc(len(claimed))
-        await self._look_further(hints, [each.function_id for each in claimed])
+        self._full -= {each.function_id for each in claimed if each.free > given[each.function_id]}
+        await self._look_further(hints, given)
 
-    async def _look_further(self, hints: dict[str, int], claimed: Sequence[str]) -> None:
+    async def _look_further(self, hints: dict[str, int], given: Mapping[str, int]) -> None:
         """As many as a round takes: there may be more. Fewer than were hinted at: something may wait for a worker."""
-        self.point(function_id for function_id in hints if claimed.count(function_id) >= _EACH_MAX)
-        short = [function_id for function_id, hinted in hints.items() if claimed.count(function_id) < hinted]
+        self.point(function_id for function_id in hints if given[function_id] >= _EACH_MAX)
+        short = [function_id for function_id, hinted in hints.items() if given[function_id] < hinted]
         if not short:
             return
         async with self._db.read() as conn:
             due = await claims.due(conn, short)
-        self._short = self._short.difference(short).union(due)
+        self._full = self._full.difference(short).union(due)
         for function_id in due:
             self._scaler.look(function_id)
 

@@ -45,7 +45,10 @@ class Ingress:
             # Only its acknowledgement is still needed, and that may take a while.
             message.data = b""
             found = await self._find(*name)
-            self._dispatcher.point([found] if found else [], [message])
+            if found is None:
+                self._dispatcher.point([], [message])
+            else:
+                self._dispatcher.announced(found, message)
 
     async def _find(self, project_id: str, name: str) -> str | None:
         key = (project_id, name)

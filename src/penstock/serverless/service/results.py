@@ -95,6 +95,8 @@ class Results:
         # Whoever else spoke of the same invocation, or under the same token, is not believed.
         done = {(row.project_id, row.id, row.worker_id, token): row for token, row in rows.items()}
         told = [(row, read[key].message) for key, row in done.items()]
+        # First those that somebody waits for.
+        told.sort(key=lambda each: not each[0].reply_to)
         await self._teller.answered(told)
         # A worker that its own sidecar cannot reach must not get the next attempt too.
         for row, message in told:

@@ -32,7 +32,7 @@ _CLAIM: Final = f"""
             row_number() over (partition by function_id order by (inflight + nth)::float8 / slots, id) as nth
         from free cross join lateral generate_series(0, least(slots - inflight, $2) - 1) as nth
     ), room as (
-        select function_id, least(count(*), $2) as n from places group by function_id
+        select function_id, count(*) as free, least(count(*), $2) as n from places group by function_id
     ), picked as materialized (
         select project_id, id, function_id, row_number() over (partition by function_id order by due_at, seq) as nth
         from room cross join lateral (
@@ -45,11 +45,11 @@ _CLAIM: Final = f"""
             state = case i.state when 'queued' then 'dispatching' else i.state end,
             attempt = i.attempt + 1, token = uuid_send(gen_random_uuid()), worker_id = p.worker_id, version = p.version,
             dispatched_at = clock_timestamp(), started_at = null
-        from picked join places p using (function_id, nth)
+        from picked join places p using (function_id, nth) join room using (function_id)
         where i.project_id = picked.project_id and i.id = picked.id
         returning i.project_id, i.id, i.function_id, i.function_name, p.request, i.worker_id, p.mac_key, i.attempt,
             i.token, i.mode, i.state, i.content_type, i.headers, i.attributes, i.payload, i.payload_ref,
-            coalesce(i.timeout_s, p.timeout_s) as timeout_s, i.correlation_id, i.dispatched_at
+            coalesce(i.timeout_s, p.timeout_s) as timeout_s, i.correlation_id, i.dispatched_at, room.free
     ), counted as (
         update serverless.workers w set inflight = w.inflight + g.n, active_at = clock_timestamp()
         from (select worker_id, count(*)::int as n from given group by worker_id) g where w.id = g.worker_id
