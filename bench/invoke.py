@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _MEMORY_MAX = 512 << 20
 _QUIET = 400
 _PAUSE_S = 0.02
 _FLOOD = 200
-_NAP_S = 0.1
+_NAP_S = 0.2
 _SLEEPER = "import time\n\n\ndef nap(seconds: float) -> None:\n    time.sleep(seconds)\n"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -197,7 +197,8 @@ async def _flooding(stack: Stack, project_id: str) -> AsyncIterator[None]:
             yield
         finally:
             more.cancel()
-            await asyncio.wait([more])
+            with suppress(asyncio.CancelledError):
+                await more
 
 
 async def _drained(stack: Stack) -> None:

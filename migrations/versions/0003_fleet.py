@@ -40,6 +40,7 @@ STATEMENTS = (
         node_id text primary key references fleet.nodes (id),
         at timestamptz not null,
         previous_at timestamptz,
+        listed_at timestamptz,
         skew_s double precision not null default 0
     ) with (fillfactor = 50)
     """,
@@ -185,14 +186,14 @@ STATEMENTS = (
     "create index unit_reports_unit on fleet.unit_reports (unit_id)",
     """
     create view fleet.units as
-    select u.unit_id, u.node_id, u.state, u.exit_code, u.exit_class, u.since, h.at as reported_at
+    select u.unit_id, u.node_id, u.state, u.exit_code, u.exit_class, u.since, h.listed_at as reported_at
       from fleet.unit_reports u join fleet.heartbeats h using (node_id) where u.state <> 'gone'
     """,
-    # When the nodes that answer last said which units they have.
+    # When the nodes that answer last said which units they have: not yet, when one has just connected.
     """
     create view fleet.reporting_nodes as
-    select n.id as node_id, h.at as reported_at from fleet.nodes n join fleet.heartbeats h on h.node_id = n.id
-     where n.state in ('ready', 'cordoned', 'draining')
+    select n.id as node_id, h.listed_at as reported_at from fleet.nodes n join fleet.heartbeats h on h.node_id = n.id
+     where n.state in ('ready', 'cordoned', 'draining') and h.listed_at is not null
     """,
     # Until when a unit that is over was known to run. One that a node reports without having been silent before ran
     # until then; after a silence nobody knows, and nobody pays for it.

@@ -98,6 +98,6 @@ class Admission:
         )
         await link_rows.upsert(tx, key, gateway_id=self._gateway_id, address=self._address)
         await task_rows.free_leases(tx, key.node_id)
-        seen = await link_rows.beat(tx, [(key.node_id, key.link_id, 0.0)])
+        seen = await link_rows.beat(tx, [(key.node_id, key.link_id, 0.0)], listed=False)
         tx.hint(subjects.node(key.node_id), key.link_id.encode())
         return Admitted(key, node.gpus_approved, seen[key.node_id])

@@ -80,7 +80,8 @@ class Heartbeats:
         if not batch:
             return
         async with self._db.transaction() as tx:
-            seen = await link_rows.beat(tx, [(link.key.node_id, link.key.link_id, skew_s) for link, _, skew_s in batch])
+            beats = [(link.key.node_id, link.key.link_id, skew_s) for link, _, skew_s in batch]
+            seen = await link_rows.beat(tx, beats, listed=True)
             counted = [(link, heartbeat) for link, heartbeat, _ in batch if link.key.node_id in seen]
             await _store_reports(tx, [pair for pair in counted if _report(pair[1]) != pair[0].stored])
         for link, heartbeat in counted:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -98,8 +99,16 @@ class Parts:
     sayings: Sayings
 
 
-def compose(database: Database, nats_bus: Bus, keys: Keys, teller: Teller, pool: Workers, limits: Limits) -> Parts:
-    """All parts, each given what it needs."""
+def compose(
+    database: Database,
+    hot: Database,
+    nats_bus: Bus,
+    keys: Keys,
+    teller: Teller,
+    pool: Workers,
+    limits: Limits,
+) -> Parts:
+    """All parts, each given what it needs. `hot` is for the few statements that every invocation takes part in."""
 
     async def welcome(made: Made) -> None:
         await streams.ensure_worker(nats_bus, request=made.request, worker=made.worker, slots=made.slots)
@@ -108,35 +117,35 @@ def compose(database: Database, nats_bus: Bus, keys: Keys, teller: Teller, pool:
         await streams.forget_worker(nats_bus, gone.id)
 
     scaler = Scaler(database, pool, teller, limits, welcome=welcome)
-    dispatcher = Dispatcher(database, teller, scaler)
+    dispatcher = Dispatcher(hot, teller, scaler)
     warden = Warden(database, nats_bus, pool, teller, dispatcher, scaler, keys, limits, farewell=farewell)
     return Parts(
         dispatcher=dispatcher,
         scaler=scaler,
         warden=warden,
-        ingress=Ingress(database, nats_bus, dispatcher),
-        results=Results(database, nats_bus, teller, dispatcher, lost=warden.end),
-        reports=Reports(database, keys, warden, dispatcher, limits),
-        sayings=Sayings(database, nats_bus),
+        ingress=Ingress(hot, nats_bus, dispatcher),
+        results=Results(hot, nats_bus, teller, dispatcher, lost=warden.end),
+        reports=Reports(hot, keys, warden, dispatcher, limits),
+        sayings=Sayings(hot, nats_bus),
     )
 
 
 async def body(stack: AsyncExitStack, settings: Settings) -> None:
     """Run until cancelled."""
     nats_bus = await stack.enter_async_context(bus.connect(settings.nats_url, name="activator"))
-    database = await stack.enter_async_context(
-        db.connect(
-            settings.database_url,
-            nats_bus.hint,
-            connections_max=settings.database_connections_max,
-            name="activator",
-            plan_once=True,
-        )
+    opened = partial(
+        db.connect,
+        settings.database_url,
+        nats_bus.hint,
+        connections_max=settings.database_connections_max,
+        name="activator",
     )
+    database = await stack.enter_async_context(opened())
+    hot = await stack.enter_async_context(opened(plan_once=True))
     await process.serve_ops(stack, settings.ops_port, healthy=lambda: nats_bus.client.is_connected)
     keys = Keys(database)
     teller = Teller(nats_bus, keys)
-    parts = compose(database, nats_bus, keys, teller, _pool(settings), settings.limits)
+    parts = compose(database, hot, nats_bus, keys, teller, _pool(settings), settings.limits)
     invoker = Invoker(database, nats_bus, ObjectBytes(open_objects(database, settings)), settings.limits)
     await invoker.start()
     await Calls(database, nats_bus, invoker, teller, keys).start()

@@ -142,7 +142,7 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """An attempt that a worker was chosen for. `free` slots its function had, before all that were given together."""
+    """An attempt that a worker was chosen for. `free` slots its function had for the round that gave it."""
 
     project_id: str
     id: str

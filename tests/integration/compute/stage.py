@@ -109,7 +109,7 @@ class World:
                 state,
                 serves,
             )
-            await tx.execute("insert into fleet.heartbeats (node_id, at) values ($1, now())", node_id)
+            await tx.execute("insert into fleet.heartbeats (node_id, at, listed_at) values ($1, now(), now())", node_id)
             await slots.replace(tx, node_id, found, simulated=True)
             await tx.execute(
                 "update fleet.slots set quarantined = $2, blocked = $3 where node_id = $1",

@@ -1,6 +1,7 @@
 """Nodes go through their life by heartbeats and orders; slots are placeable only when everything is well."""
 
 import asyncio
+from datetime import datetime
 
 import pytest
 
@@ -38,6 +39,33 @@ async def facts(database: Database, node_id: str) -> list[tuple[str, int]]:
             "select type, version from kit.outbox where aggregate_id = $1 order by version", node_id
         )
     return [(row["type"].removeprefix("fleet.node_"), row["version"]) for row in rows]
+
+
+async def test_a_node_that_has_just_connected_has_not_said_what_it_has(
+    database: Database, enrol: Enrol, connect: Connect
+) -> None:
+    node_id = (await enrol()).node_id
+    first = await connect()
+    await first.send(first.hello())
+    await first.expect(Welcome)
+    assert await _listed(database) == {}
+    await first.beat(units=[UnitReport(unit_id="alc_1", state=UnitState.RUNNING)])
+    await first.expect(HeartbeatAck)
+    listed = await _listed(database)
+    assert list(listed) == [node_id]
+    again = await connect()
+    await again.send(again.hello())
+    await again.expect(Welcome)
+    assert await _listed(database) == listed, "it was heard of, but its units were not"
+    await again.beat()
+    await again.expect(HeartbeatAck)
+    assert (await _listed(database))[node_id] > listed[node_id]
+
+
+async def _listed(database: Database) -> dict[str, datetime]:
+    async with database.read() as conn:
+        rows = await conn.fetch("select node_id, reported_at from fleet.reporting_nodes")
+    return {row["node_id"]: row["reported_at"] for row in rows}
 
 
 async def test_a_life_from_registration_to_the_end(

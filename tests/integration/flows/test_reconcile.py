@@ -238,7 +238,7 @@ async def test_a_unit_that_its_node_forgot_is_released_once_there_was_time_to_re
     keeper = keeper_of(cloud)
     await keeper.missing_units()
     assert (await cloud.world.row(row.id)).state is State.ACTIVE
-    await sql(cloud, "update fleet.heartbeats set at = now() + interval '2 s'")
+    await sql(cloud, "update fleet.heartbeats set at = now() + interval '2 s', listed_at = now() + interval '2 s'")
     await _report(cloud, row.unit_id, "running", None, "")
     await keeper.missing_units()
     assert (await cloud.world.row(row.id)).state is State.ACTIVE
@@ -258,12 +258,12 @@ async def test_a_node_that_comes_back_while_it_is_looked_for_keeps_its_units(clo
     """It fell silent before it could report the unit, and its first list comes in the middle of the look."""
     row = await cloud.active()
     await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 min'")
-    await sql(cloud, "update fleet.heartbeats set at = at - interval '1 min'")
+    await sql(cloud, "update fleet.heartbeats set at = at - interval '1 min', listed_at = at - interval '1 min'")
 
     class Slow(Watch):
         async def unreported(self) -> Sequence[watch.Unreported]:
             found = await super().unreported()
-            await sql(cloud, "update fleet.heartbeats set at = clock_timestamp()")
+            await sql(cloud, "update fleet.heartbeats set at = clock_timestamp(), listed_at = clock_timestamp()")
             await _report(cloud, row.unit_id, "running", None, "")
             return found
 

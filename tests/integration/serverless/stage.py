@@ -225,7 +225,7 @@ class Stage:
         self.shelf = Shelf()
         self.keys = Keys(database)
         self.teller = Teller(connected, self.keys)
-        self.parts: Parts = compose(database, connected, self.keys, self.teller, self.pool, LIMITS)  # pyright: ignore[reportArgumentType]
+        self.parts: Parts = compose(database, database, connected, self.keys, self.teller, self.pool, LIMITS)  # pyright: ignore[reportArgumentType]
         self.invoker = Invoker(database, connected, self.shelf, LIMITS)
         self.workers: dict[str, Played] = {}
         self.handler: Handler = echo

@@ -309,7 +309,7 @@ async def test_two_activators_and_many_jobs_give_each_one_end(stage: Stage) -> N
 
     from penstock.processes.activator import compose
 
-    other = compose(stage.db, stage.bus, stage.keys, stage.teller, stage.pool, LIMITS)  # pyright: ignore[reportArgumentType]
+    other = compose(stage.db, stage.db, stage.bus, stage.keys, stage.teller, stage.pool, LIMITS)  # pyright: ignore[reportArgumentType]
     assert stage._tasks is not None  # pyright: ignore[reportPrivateUsage]
     await stage.run(stage._tasks, other)  # pyright: ignore[reportPrivateUsage]
     await stage.define(concurrency=8, workers_max=3)

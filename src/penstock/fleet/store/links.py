@@ -53,21 +53,23 @@ async def find_gateway(conn: Reader, node_id: str) -> str | None:
 
 
 _BEAT = """
-insert into fleet.heartbeats (node_id, at, skew_s)
-select b.node_id, clock_timestamp(), b.skew_s
+insert into fleet.heartbeats as h (node_id, at, skew_s, listed_at)
+select b.node_id, clock_timestamp(), b.skew_s, case when $4 then clock_timestamp() end
   from unnest($1::text[], $2::text[], $3::float8[]) b(node_id, link_id, skew_s)
   join fleet.links l on l.node_id = b.node_id and l.link_id = b.link_id
   join fleet.certificates c on c.serial = l.serial and c.revoked_at is null
  order by b.node_id
-on conflict (node_id) do update set at = excluded.at, previous_at = fleet.heartbeats.at, skew_s = excluded.skew_s
-returning node_id, at
+on conflict (node_id) do update set at = excluded.at, previous_at = h.at, skew_s = excluded.skew_s,
+       listed_at = coalesce(excluded.listed_at, h.listed_at)
+returning h.node_id, h.at
 """
 
 
-async def beat(tx: Tx, beats: Sequence[tuple[str, str, float]]) -> dict[str, datetime]:
-    """(node, link, skew) of many nodes at once. Only current links with good certificates count; these are returned."""
+async def beat(tx: Tx, beats: Sequence[tuple[str, str, float]], *, listed: bool) -> dict[str, datetime]:
+    """(node, link, skew) of many nodes at once. Only current links with good certificates count; these are returned.
+    `listed` says that their units are known too, from here on."""
     nodes, links, skews = ([beat[place] for beat in beats] for place in range(3))
-    return {row["node_id"]: row["at"] for row in await tx.fetch(_BEAT, nodes, links, skews)}
+    return {row["node_id"]: row["at"] for row in await tx.fetch(_BEAT, nodes, links, skews, listed)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from penstock.processes.up.endpoints import HOST, Wanted, choose
 from penstock.processes.up.folder import DataFolder, Instance, Status
 from penstock.processes.up.programs import CONTROL, NODE, Addresses
 from penstock.processes.up.servers import Servers, Starter
-from penstock.processes.up.supervisor import Supervisor
+from penstock.processes.up.supervisor import Program, Supervisor
 from penstock.sdk.client import AsyncClient
 from penstock.sdk.errors import Denied, Unauthenticated
 from penstock.secrets import keyring
@@ -58,8 +58,9 @@ class Install:
                 ports=self._ports,
                 nodes_nats_url=programs.nodes_nats_url(self._ports, self._environ),
             )
-            sidecar = self._supervisor.launch(programs.sidecar(self._folder, addresses, self._environ))
-            await asyncio.gather(sidecar, *(self._start_control(name, addresses) for name in CONTROL))
+            wanted = {name: programs.control(name, self._folder, addresses, self._environ) for name in CONTROL}
+            wanted["sidecar"] = programs.sidecar(self._folder, addresses, self._environ)
+            await asyncio.gather(*(self._launch(name, program) for name, program in wanted.items()))
             instance = self._save_instance(addresses, running)
             async with self._display.step("local node"):
                 node = await self._start_node(addresses, instance)
@@ -83,9 +84,9 @@ class Install:
         if not self._environ.get("PENSTOCK_SECRETS_DIR", ""):
             keyring.init(self._folder.secrets)
 
-    async def _start_control(self, name: str, addresses: Addresses) -> None:
+    async def _launch(self, name: str, program: Program) -> None:
         async with self._display.step(name):
-            await self._supervisor.launch(programs.control(name, self._folder, addresses, self._environ))
+            await self._supervisor.launch(program)
 
     async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
         async with AsyncClient(instance.api, instance.key) as client:

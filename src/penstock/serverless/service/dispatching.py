@@ -106,8 +106,12 @@ class Dispatcher:
 
     async def _look_further(self, hints: dict[str, int], given: Mapping[str, int]) -> None:
         """As many as a round takes: there may be more. Fewer than were hinted at: something may wait for a worker."""
-        self.point(function_id for function_id in hints if given[function_id] >= _EACH_MAX)
-        short = [function_id for function_id, hinted in hints.items() if given[function_id] < hinted]
+        short: list[str] = []
+        for function_id, hinted in hints.items():
+            if given[function_id] >= _EACH_MAX:
+                self.point([function_id] * max(1, hinted - given[function_id]))
+            elif given[function_id] < hinted:
+                short.append(function_id)
         if not short:
             return
         async with self._db.read() as conn:

@@ -35,20 +35,24 @@ class Ingress:
         self._names.clear()
 
     async def take(self, messages: Sequence[Msg]) -> None:
-        """Point at their functions; they are acknowledged when those were looked at."""
+        """Point at their functions; they are acknowledged when those were looked at. Nothing is done with any of them
+        before all are understood: what fails on the way comes again as it was."""
+        readable: list[tuple[Msg, str | None]] = []
+        buried: list[tuple[Msg, str]] = []
         for message in messages:
             try:
-                name = _read(message.data)
+                readable.append((message, await self._find(*_read(message.data))))
             except ValueError as error:
-                await self._bury(message, str(error))
-                continue
+                buried.append((message, str(error)))
+        for message, error in buried:
+            await self._bury(message, error)
+        for message, function_id in readable:
             # Only its acknowledgement is still needed, and that may take a while.
             message.data = b""
-            found = await self._find(*name)
-            if found is None:
+            if function_id is None:
                 self._dispatcher.point([], [message])
             else:
-                self._dispatcher.announced(found, message)
+                self._dispatcher.announced(function_id, message)
 
     async def _find(self, project_id: str, name: str) -> str | None:
         key = (project_id, name)
