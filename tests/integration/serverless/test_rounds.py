@@ -77,6 +77,17 @@ async def rounds(database: Database, nats_bus: Bus, monkeypatch: pytest.MonkeyPa
     await asyncio.wait([running])
 
 
+async def full(rounds: Rounds) -> str:
+    """A function whose one slot is taken, with one more call that waits."""
+    function_id = await rounds.stage.define()
+    await worker(rounds.stage, function_id, slots=1)
+    await add(rounds.stage, function_id, "a", "b")
+    heard = rounds.announce(function_id, 2)
+    await until(lambda: _all(heard))
+    assert await rounds.waiting() == 1
+    return function_id
+
+
 async def test_calls_that_find_no_slot_are_looked_at_together(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.serverless.service.dispatching._FULL_S", 0.2)
     function_id = await rounds.stage.define()
@@ -92,13 +103,19 @@ async def test_calls_that_find_no_slot_are_looked_at_together(rounds: Rounds, mo
     assert rounds.looks.at == [function_id] * 2
 
 
+async def test_a_call_that_can_find_no_slot_costs_no_round(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.serverless.service.dispatching._FULL_S", 600)
+    function_id = await full(rounds)
+    before = rounds.count
+    for _ in range(5):
+        rounds.announce(function_id)
+        await asyncio.sleep(0.02)
+    assert rounds.count == before
+
+
 async def test_a_slot_that_becomes_free_is_used_at_once(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.serverless.service.dispatching._FULL_S", 600)
-    function_id = await rounds.stage.define()
-    await worker(rounds.stage, function_id, slots=1)
-    await add(rounds.stage, function_id, "a", "b")
-    heard = rounds.announce(function_id, 2)
-    await until(lambda: _all(heard))
+    function_id = await full(rounds)
     await add(rounds.stage, function_id, "c")
     (late,) = rounds.announce(function_id)
     assert await rounds.waiting() == 2
@@ -122,11 +139,7 @@ async def test_a_round_that_is_full_is_not_a_function_that_is(rounds: Rounds) ->
 
 async def test_a_function_with_slots_left_is_not_full(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.serverless.service.dispatching._FULL_S", 600)
-    function_id = await rounds.stage.define()
-    await worker(rounds.stage, function_id, slots=1)
-    await add(rounds.stage, function_id, "a", "b")
-    heard = rounds.announce(function_id, 2)
-    await until(lambda: _all(heard))
+    function_id = await full(rounds)
     assert await rounds.waiting() == 1
     await worker(rounds.stage, function_id, "w2", slots=4)
     rounds.dispatcher.point([function_id])

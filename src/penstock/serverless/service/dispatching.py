@@ -8,7 +8,7 @@ now and then.
 
 import asyncio
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -104,7 +104,7 @@ class Dispatcher:
         self._full -= {each.function_id for each in claimed if each.free > given[each.function_id]}
         await self._look_further(hints, given)
 
-    async def _look_further(self, hints: dict[str, int], given: Mapping[str, int]) -> None:
+    async def _look_further(self, hints: dict[str, int], given: Counter[str]) -> None:
         """As many as a round takes: there may be more. Fewer than were hinted at: something may wait for a worker."""
         short: list[str] = []
         for function_id, hinted in hints.items():
