@@ -23,6 +23,8 @@ from penstock.wire import subjects
 
 _log = logger(__name__)
 _WEEK_S: Final = 7 * 24 * 3600
+#: For what stands in the buffers when a connection is closed; a server that hangs may not hold a process for long.
+_DRAIN_S: Final = 2
 
 EVENTS: Final = StreamConfig(
     name="EVENTS",
@@ -145,8 +147,9 @@ class Bus:
 class _Client(Client):
     """A connection that comes back whatever the server says before it hangs up: for nats-py an expired identity is the
     end, here the next attempt may well be given a new one. And one whose `flush` waits for what was sent before it:
-    nats-py's own ping overtakes subscriptions that still stand in the buffer. And one that takes `tls://` and `wss://`
-    at their word, where nats-py would go on in plain text: with a server that does not insist, or with the next one."""
+    nats-py's own ping overtakes subscriptions that still stand in the buffer. And one that goes on reading when who
+    waited for a pong was cancelled. And one that takes `tls://` and `wss://` at their word, where nats-py would go
+    on in plain text: with a server that does not insist, or with the next one."""
 
     @property
     def _insists_on_tls(self) -> bool:
@@ -189,6 +192,11 @@ class _Client(Client):
         await self._send_command(PING_PROTO)
         await self._flush_pending()
 
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
 
 @asynccontextmanager
 async def connect(
@@ -222,6 +230,7 @@ async def connect(
             reconnect_time_wait=again_s,  # pyright: ignore[reportArgumentType]  (a fraction is fine)
             connect_timeout=4,
             ping_interval=10,
+            drain_timeout=_DRAIN_S,
             error_cb=on_error,
             disconnected_cb=bus.disconnected,
             reconnected_cb=bus.reconnected,
@@ -232,8 +241,21 @@ async def connect(
 
 
 async def _close(client: Client) -> None:
+    """To the end, also when the one who closes is cancelled meanwhile: half a drain would lose what it has sent."""
+    closing = asyncio.create_task(_drain(client))
+    cancelled: asyncio.CancelledError | None = None
+    while not closing.done():
+        try:
+            await asyncio.wait((closing,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _drain(client: Client) -> None:
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(_DRAIN_S + 1):
             await client.drain()
     except Exception:  # noqa: BLE001 (closing must not hide why the process ends)
         await client.close()
