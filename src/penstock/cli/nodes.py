@@ -31,6 +31,7 @@ COLUMNS: list[Column[Node]] = [
 ]
 DETAIL_COLUMNS: list[Column[Node]] = [
     *COLUMNS,
+    Column("functions", lambda node: node.serves_functions),
     Column("agent", lambda node: node.agent_version),
     Column("labels", lambda node: node.labels),
     Column("certificate expires", lambda node: node.certificate_expires_at),

@@ -15,6 +15,7 @@ from penstock.fleet import gpus, metrics
 from penstock.fleet.link import Link, Links, Report
 from penstock.fleet.store import gpus as gpu_rows
 from penstock.fleet.store import links as link_rows
+from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import slots as slot_rows
 from penstock.fleet.store.links import LinkKey, UnitRow
 from penstock.kit.db import Database, Tx
@@ -87,8 +88,24 @@ class Heartbeats:
         for link, heartbeat in counted:
             link.stored = _report(heartbeat)
         if counted:
+            await self._store_serving(counted)
             self._clock.set(max(seen.values()))
             await self._acknowledge([link for link, _ in counted])
+
+    async def _store_serving(self, counted: Sequence[tuple[Link, Heartbeat]]) -> None:
+        """In a transaction of its own: who connects locks the node before its heartbeat."""
+        said = {link: heartbeat.serves_functions for link, heartbeat in counted}
+        news = {link: serves for link, serves in said.items() if link.serves_functions is not serves}
+        if not news:
+            return
+        async with self._db.transaction() as tx:
+            changed = await node_rows.serve(tx, {link.key: serves for link, serves in news.items()})
+            if any(changed.values()):
+                tx.hint(subjects.CAPACITY)
+        for link, serves in news.items():
+            link.serves_functions = serves
+        for node_id, serves in changed.items():
+            _log.info("node_serves_functions", node_id=node_id, serves=serves)
 
     async def _acknowledge(self, links: Sequence[Link]) -> None:
         """All are told the same."""

@@ -72,6 +72,8 @@ class Link:
         self.heartbeat: tuple[Heartbeat, float] | None = None
         #: What the database has of the node's units and GPUs.
         self.stored: Report | None = None
+        #: And of whether it serves functions.
+        self.serves_functions: bool | None = None
 
     @property
     def free(self) -> int:

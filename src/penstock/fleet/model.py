@@ -184,6 +184,7 @@ class Node:
     gpus_reported: int
     simulated: bool
     production: bool
+    serves_functions: bool
     agent_version: str
     labels: Mapping[str, str]
     created_at: datetime

@@ -20,6 +20,7 @@ def node(
         state=value.state.value,
         state_reason=value.state_reason,
         simulated=value.simulated,
+        serves_functions=value.serves_functions,
         agent_version=value.agent_version,
         gpus_total=len(slots),
         gpus_free=len(free) if value.state is NodeState.READY else 0,

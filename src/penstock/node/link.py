@@ -132,7 +132,7 @@ class Link:
         submit: Callable[[SignedTask], None],
         version: str,
         production: bool,
-        serves_functions: bool = False,
+        serves_functions: Callable[[], bool] = lambda: False,
         health: Health | None = None,
         secrets: Secrets | None = None,
     ) -> None:
@@ -207,7 +207,6 @@ class Link:
             boot_id=procfs.boot_id(),
             inventory=await asyncio.to_thread(self._inventory.listing),
             production=self._production,
-            serves_functions=self._serves_functions,
         )
         await _send(socket, hello)
         welcome = await _receive(socket)
@@ -277,7 +276,14 @@ class Link:
             self._units.changed.clear()
             gpus, readings = await asyncio.to_thread(self._health.look)
             units = self._units.reports()
-            await _send(socket, Heartbeat(sent_at=utc_now(), units=units, gpus=gpus, readings=readings))
+            heartbeat = Heartbeat(
+                sent_at=utc_now(),
+                units=units,
+                gpus=gpus,
+                readings=readings,
+                serves_functions=self._serves_functions(),
+            )
+            await _send(socket, heartbeat)
             await asyncio.sleep(min(every_s, _HEARTBEAT_PAUSE_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, every_s - _HEARTBEAT_PAUSE_S)):

@@ -15,7 +15,7 @@ import msgspec
 from penstock.kit.clock import backoff_s
 from penstock.kit.telemetry import logger
 from penstock.node.packets import Packets, address, peer_uid
-from penstock.wire.sidecar import UNITS_MAX, Ended, ExitClass, Has, Keep, Kill, Serve, SidecarPacket
+from penstock.wire.sidecar import UNITS_MAX, Ended, ExitClass, Has, Keep, Kill, Reaches, Serve, SidecarPacket
 from penstock.wire.tasks import Serving, WorkerKeys
 
 _log = logger(__name__)
@@ -28,12 +28,21 @@ _DETAIL_CHARACTERS_MAX: Final = 4096
 
 class SidecarLink:
     """`serve` and `ended` for the agent; `run` keeps the connection. `uid` is the sidecar's, where it has its own;
-    `on_kill(unit_id, reason)` ends a unit."""
+    `on_kill(unit_id, reason)` ends a unit; `on_reach` is called when the sidecar says whether it reaches the queue."""
 
-    def __init__(self, path: Path, *, uid: int | None, on_kill: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        uid: int | None,
+        on_kill: Callable[[str, str], None],
+        on_reach: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = path
         self._uids = {os.geteuid()} if uid is None else {uid}
         self._on_kill = on_kill
+        self._on_reach = on_reach
+        self._reaches_queue = False
         self._serves: dict[str, tuple[Serve, int]] = {}
         self._ended: deque[Ended] = deque(maxlen=_ENDED_MAX)
         self._packets: Packets | None = None
@@ -42,6 +51,11 @@ class SidecarLink:
     def connected(self) -> bool:
         """Whether the sidecar is there."""
         return self._packets is not None
+
+    @property
+    def serves_functions(self) -> bool:
+        """Whether the sidecar is there and reaches the queue."""
+        return self.connected and self._reaches_queue
 
     def serve(
         self, unit_id: str, *, uid: int, serving: Serving, keys: WorkerKeys, memory_bytes: int, folder: int
@@ -87,6 +101,7 @@ class SidecarLink:
                 finally:
                     self._packets.close()
                     self._packets = None
+                    self._reaches_queue = False
                 _log.warning("sidecar_lost")
             await asyncio.sleep(backoff_s(failures, base_s=0.02, cap_s=_AGAIN_CAP_S))
 
@@ -122,6 +137,9 @@ class SidecarLink:
         packet = _decoder.decode(data)
         if isinstance(packet, Has):
             _log.info("sidecar_connected", units=len(packet.unit_ids))
+        elif isinstance(packet, Reaches):
+            self._reaches_queue = packet.queue
+            self._on_reach()
         else:
             assert isinstance(packet, Kill)
             _log.warning("sidecar_asks_for_end", unit_id=packet.unit_id, reason=packet.reason)

@@ -119,7 +119,10 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     def kill(unit_id: str, reason: str) -> None:
         units.kill(unit_id, reason)
 
-    sidecar = _open_sidecar(stack, settings, kill)
+    def tell() -> None:
+        units.changed.set()
+
+    sidecar = _open_sidecar(stack, settings, kill, tell)
     codes = Codes(folder / "codes", FromGateway(who).fetch, bytes_max=settings.codes_bytes_max)
     stack.push_async_callback(codes.close)
     workers = Workers(folder / "units", sidecar=sidecar, codes=codes)
@@ -150,7 +153,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         submit=executor.submit,
         version=version("penstock"),
         production=settings.production,
-        serves_functions=sidecar is not None,
+        serves_functions=lambda: sidecar is not None and sidecar.serves_functions,
         health=health,
         secrets=secrets,
     )
@@ -221,7 +224,9 @@ async def _look_for_gpus(
     )
 
 
-def _open_sidecar(stack: AsyncExitStack, settings: Settings, on_kill: Callable[[str, str], None]) -> SidecarLink | None:
+def _open_sidecar(
+    stack: AsyncExitStack, settings: Settings, on_kill: Callable[[str, str], None], on_reach: Callable[[], None]
+) -> SidecarLink | None:
     """The way to the sidecar, if there is to be one. Without a uid it is one of our own user."""
     if not settings.sidecar_socket:
         return None
@@ -232,7 +237,7 @@ def _open_sidecar(stack: AsyncExitStack, settings: Settings, on_kill: Callable[[
         raise Invalid("as root, the sidecar of a production node has a user of its own", field="agent.sidecar_uid")
     if uid is not None and settings.uid_first <= uid <= settings.uid_first + settings.uid_count:
         raise Invalid("the sidecar's user must be none of the units'", field="agent.sidecar_uid")
-    link = SidecarLink(Path(settings.sidecar_socket), uid=uid, on_kill=on_kill)
+    link = SidecarLink(Path(settings.sidecar_socket), uid=uid, on_kill=on_kill, on_reach=on_reach)
     stack.callback(link.close)
     return link
 

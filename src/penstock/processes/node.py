@@ -1,18 +1,15 @@
 """One host as a node: its agent, and the sidecar that serves functions, watched by one process.
 
 `penstock node join` becomes this. The sidecar runs where the node knows of a NATS server, told when it enrolled or by
-the host's own settings, and from when it is reached: a node that cannot serve functions must not say that it does.
-Units survive a stop and a crash of all of it, as they survive the agent's.
+the host's own settings. Units survive a stop and a crash of all of it, as they survive the agent's.
 """
 
 import asyncio
 import os
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from penstock.embedded.child import rotate
 from penstock.kit import process, settings
@@ -25,72 +22,34 @@ from penstock.processes.up.supervisor import Program, Supervisor
 
 _log = logger(__name__)
 _LOOK_S: Final = 10.0
-_REACH_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run, in the order of its start; `unreached` is a NATS server that a sidecar would need."""
-
-    programs: list[Program]
-    unreached: sidecar.Settings | None = None
 
 
 async def body(_: AsyncExitStack, loaded: agent.Settings, environ: Mapping[str, str]) -> None:
     """Run until cancelled."""
     folder = DataFolder(Path(loaded.data_dir).absolute())
-    while True:
-        plan = await plan_of(folder, loaded, environ)
-        async with AsyncExitStack() as held:
-            supervisor = Supervisor(_nothing, lambda text: _log.warning("child", text=text))
-            for program in plan.programs:
-                held.push_async_callback(supervisor.stop, [program.name])
-                await supervisor.launch(program)
-            _log.info("node_runs", logs=str(folder.log), processes=[status.name for status in supervisor.statuses()])
-            await _until_reached(plan.unreached, folder)
+    async with AsyncExitStack() as held:
+        supervisor = Supervisor(_nothing, lambda text: _log.warning("child", text=text))
+        for program in await plan(folder, loaded, environ):
+            held.push_async_callback(supervisor.stop, [program.name])
+            await supervisor.launch(program)
+        _log.info("node_runs", logs=str(folder.log), processes=[status.name for status in supervisor.statuses()])
+        await process.every(_LOOK_S, lambda: asyncio.to_thread(_bound_logs, folder), name="logs")
 
 
-async def plan_of(folder: DataFolder, loaded: agent.Settings, environ: Mapping[str, str]) -> Plan:
-    """A host with a sidecar of its own, or that cannot reach NATS, runs none."""
+async def plan(folder: DataFolder, loaded: agent.Settings, environ: Mapping[str, str]) -> list[Program]:
+    """What to run, in the order of its start. A host with a sidecar of its own, or without NATS, runs none."""
     who = await _enrolled(folder, loaded)
-    alone = Plan(programs=[_agent(folder, loaded, environ)])
     if loaded.sidecar_socket or not (who.nats_url or _says("nats_url", environ)):
-        return alone
+        return [_agent(folder, loaded, environ)]
     uid = str(programs.sidecar_uid(folder.path, environ))
     at_agent = {"PENSTOCK_AGENT_SIDECAR_SOCKET": str(folder.sidecar), "PENSTOCK_AGENT_SIDECAR_UID": uid}
     own = {"PENSTOCK_SIDECAR_SOCKET": str(folder.sidecar), "PENSTOCK_SIDECAR_UID": uid}
     given = {**programs.for_sidecar(environ), **_told(who, environ), **own}
     needs = settings.load(sidecar.Settings, "sidecar", given)
-    if not await reaches(needs):
-        _log.warning("nats_unreachable", nats_url=needs.nats_url, note="no functions are served until it is reached")
-        return replace(alone, unreached=needs)
-    return Plan(
-        programs=[
-            programs.process("sidecar", folder, given, fixed_ops_port=needs.ops_port, cwd=Path.cwd()),
-            _agent(folder, loaded, {**environ, **at_agent}),
-        ]
-    )
-
-
-async def reaches(needs: sidecar.Settings) -> bool:
-    """Whether one of the addresses takes connections."""
-    for url in needs.nats_url.split(","):
-        parts = urlsplit(url)
-        # Elsewhere than in WebSockets, TLS begins after the server's first word.
-        tls = sidecar.trust(needs) if parts.scheme == "wss" else None
-        with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_REACH_S):
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222, ssl=tls)
-            writer.close()
-            return True
-    return False
-
-
-async def _until_reached(needs: sidecar.Settings | None, folder: DataFolder) -> None:
-    """Keep the logs short until then; for ever, if nothing is missing."""
-    while needs is None or not await reaches(needs):
-        await process.guarded(asyncio.to_thread(_bound_logs, folder), name="logs")
-        await asyncio.sleep(_LOOK_S)
+    return [
+        programs.process("sidecar", folder, given, fixed_ops_port=needs.ops_port, cwd=Path.cwd()),
+        _agent(folder, loaded, {**environ, **at_agent}),
+    ]
 
 
 async def _enrolled(folder: DataFolder, loaded: agent.Settings) -> Identity:

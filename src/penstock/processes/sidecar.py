@@ -5,6 +5,7 @@ It starts as root, makes its socket, and becomes that user before the first word
 program files may be out of its reach: everything is imported by then.
 """
 
+import asyncio
 import ctypes
 import encodings.idna
 import os
@@ -25,7 +26,7 @@ from prometheus_client import Gauge
 from penstock.kit import dialling, process, settings
 from penstock.kit.errors import Invalid
 from penstock.kit.telemetry import logger
-from penstock.node.sidecar import roster
+from penstock.node.sidecar import reach, roster
 from penstock.node.sidecar.gateway import Attempts
 from penstock.node.sidecar.roster import Roster
 from penstock.node.sidecar.worker import Surroundings
@@ -76,7 +77,9 @@ async def body(
     )
     served = Roster(listener, agents, around)
     _workers.set_function(lambda: len(served))
-    await served.run()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(served.run())
+        tasks.create_task(reach.watch(settings.nats_url, nats_tls, served.reaches))
 
 
 def become(uid: int, gid: int) -> None:

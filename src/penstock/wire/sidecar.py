@@ -1,7 +1,7 @@
 """What a node's agent and its sidecar say to one another: msgpack packets on a Unix socket (`SOCK_SEQPACKET`).
 
-    sidecar: Has                agent: Serve (with a descriptor) …, Ended …, Keep
-    sidecar: Kill …             agent: Serve, Ended …
+    sidecar: Has, Reaches       agent: Serve (with a descriptor) …, Ended …, Keep
+    sidecar: Kill, Reaches …    agent: Serve, Ended …
 
 The sidecar listens, the agent connects, and comes back when the connection breaks: it then says all it knows again. A
 `Serve` of a unit that the sidecar has is no news; units that a `Keep` does not name are forgotten.
@@ -65,6 +65,12 @@ class Has(msgspec.Struct, frozen=True, kw_only=True, tag="has.v1"):
     unit_ids: UnitIds
 
 
+class Reaches(msgspec.Struct, frozen=True, kw_only=True, tag="reaches.v1"):
+    """Whether the queue can be reached from this node, when the agent comes and whenever that changes."""
+
+    queue: bool
+
+
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill.v1"):
     """The unit's framework does not end what it was told to end: end the unit."""
 
@@ -73,4 +79,4 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill.v1"):
 
 
 AgentPacket: TypeAlias = Serve | Ended | Keep
-SidecarPacket: TypeAlias = Has | Kill
+SidecarPacket: TypeAlias = Has | Reaches | Kill

@@ -149,13 +149,18 @@ class Agent:
         return welcome
 
     async def beat(
-        self, units: list[UnitReport] | None = None, gpus: list[GpuReport] | None = None, *, ahead_s: float = 0
+        self,
+        units: list[UnitReport] | None = None,
+        gpus: list[GpuReport] | None = None,
+        *,
+        ahead_s: float = 0,
+        serves_functions: bool = False,
     ) -> None:
         """A heartbeat, by a clock that may be wrong."""
         from datetime import timedelta
 
         at = utc_now() + timedelta(seconds=ahead_s)
-        await self.send(Heartbeat(sent_at=at, units=units or [], gpus=gpus or []))
+        await self.send(Heartbeat(sent_at=at, units=units or [], gpus=gpus or [], serves_functions=serves_functions))
 
     async def task(self, *, timeout: float = 5) -> TaskBody:
         """The next single task."""

@@ -14,10 +14,12 @@ from penstock.fleet.model import NodeEvent, NodeState
 from penstock.fleet.nodes import Nodes
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.sweeper import Sweeper
+from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.errors import NotFound, StaleRow
 from penstock.kit.ids import new_id
+from penstock.wire import subjects
 from penstock.wire.link import GpuReport, HeartbeatAck, UnitReport, UnitState, Welcome
 
 
@@ -68,17 +70,48 @@ async def _listed(database: Database) -> dict[str, datetime]:
     return {row["node_id"]: row["reported_at"] for row in rows}
 
 
+async def test_a_node_serves_functions_as_long_as_its_heartbeats_say_so(
+    database: Database, enrol: Enrol, connect: Connect, nats_bus: Bus
+) -> None:
+    looked = asyncio.Event()
+
+    async def look(_: str, __: bytes) -> None:
+        looked.set()
+
+    await nats_bus.on_hint(subjects.CAPACITY, look)
+    await enrol()
+    agent = await connect()
+    await agent.send(agent.hello())
+    await agent.expect(Welcome)
+    for serves in (False, True, True, False):
+        looked.clear()
+        await agent.beat(serves_functions=serves)
+        await agent.expect(HeartbeatAck)
+        assert await _serve(database) == [serves, serves]
+    agent = await connect()
+    await agent.send(agent.hello())
+    await agent.expect(Welcome)
+    looked.clear()
+    await agent.beat(serves_functions=True)
+    await agent.expect(HeartbeatAck)
+    async with asyncio.timeout(30):
+        await looked.wait()
+
+
+async def _serve(database: Database) -> list[bool]:
+    async with database.read() as conn:
+        return [row[0] for row in await conn.fetch("select serves_functions from fleet.placeable_slots")]
+
+
 async def test_a_life_from_registration_to_the_end(
     database: Database, enrol: Enrol, connect: Connect, nodes: Nodes, operator: Caller
 ) -> None:
     node_id = (await enrol()).node_id
     assert await placeable(database) == []
     agent = await connect()
-    await agent.send(agent.hello(serves_functions=True))
+    await agent.send(agent.hello())
     await agent.expect(Welcome)
     assert await placeable(database) == ["GPU-0", "GPU-1"]
-    async with database.read() as conn:
-        assert await conn.fetchval("select bool_and(serves_functions) from fleet.placeable_slots")
     for order, state in (
         (nodes.cordon, "cordoned"),
         (nodes.cordon, "cordoned"),

@@ -17,7 +17,7 @@ from penstock.node.packets import Packets
 from penstock.node.sidecar import roster
 from penstock.node.sidecarlink import SidecarLink
 from penstock.wire.serverless import State
-from penstock.wire.sidecar import AgentPacket, Ended, ExitClass, Has, Keep, Kill, Serve
+from penstock.wire.sidecar import AgentPacket, Ended, ExitClass, Has, Keep, Kill, Reaches, Serve
 from penstock.wire.tasks import Serving, WorkerKeys
 
 SERVING = Serving(
@@ -116,6 +116,40 @@ async def test_the_agent_says_everything_again_to_a_sidecar_that_comes_back() ->
                 again = await sidecar.until(3)
                 assert [type(packet) for packet in again] == [Serve, Ended, Keep]
                 assert again[2] == Keep(unit_ids=["unt_2"])
+
+
+async def test_functions_are_served_while_the_sidecar_is_there_and_reaches_the_queue() -> None:
+    told: list[bool] = []
+    with tempfile.TemporaryDirectory() as name:
+        sidecar = ScriptedSidecar(Path(name) / "s.sock")
+        link = SidecarLink(
+            sidecar.path, uid=None, on_kill=lambda *_: None, on_reach=lambda: told.append(link.serves_functions)
+        )
+        running = asyncio.create_task(link.run())
+        async with asyncio.timeout(20):
+            async with sidecar.run([]):
+                await sidecar.until(1)
+                assert not link.serves_functions, "it did not say so yet"
+                assert sidecar.packets is not None
+                for reached in (True, False, True):
+                    sidecar.packets.send(Reaches(queue=reached))
+                while len(told) < 3:
+                    await asyncio.sleep(0.005)
+            while link.serves_functions:
+                await asyncio.sleep(0.005)
+        assert told == [True, False, True]
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_an_agent_that_comes_back_is_told_again_whether_the_queue_is_reached(stage: Stage) -> None:
+    stage.roster.reaches(True)
+    await stage.heard.until(lambda: stage.link.serves_functions)
+    packets = stage.link._packets
+    assert packets is not None
+    packets.close()
+    await stage.heard.until(lambda: stage.link._packets not in (packets, None))
+    await stage.heard.until(lambda: stage.link.serves_functions)
 
 
 async def test_workers_go_on_while_the_agent_is_away_and_are_forgotten_when_it_knows_them_no_more(

@@ -1,6 +1,5 @@
 """What `penstock node join` runs on a host, and what it tells the sidecar there."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -32,9 +31,6 @@ async def _programs(
     async def enrolled(*_: object) -> Who:
         return Who(nats_url, folder)
 
-    async def reached(_: object) -> bool:
-        return True
-
     async def start(name: str, *_: object, env: dict[str, str], **__: object) -> Child:
         found.append((name, env))
         raise NotImplementedError
@@ -43,10 +39,7 @@ async def _programs(
     monkeypatch.setattr(child, "start", start)
     given = {"PENSTOCK_AGENT_DATA_DIR": str(folder), "PENSTOCK_AGENT_ENROLMENT_TOKEN": "hidden", **environ}
     loaded = settings.load(agent.Settings, "agent", given)
-    monkeypatch.setattr(node, "reaches", reached)
-    plan = await node.plan_of(DataFolder(folder), loaded, given)
-    assert plan.unreached is None
-    for program in plan.programs:
+    for program in await node.plan(DataFolder(folder), loaded, given):
         with pytest.raises(NotImplementedError):
             await program.start()
     return found
@@ -91,25 +84,6 @@ async def test_without_nats_or_with_a_sidecar_of_its_own_the_host_runs_an_agent_
 ) -> None:
     [(name, _)] = await _programs(nats_url, environ, tmp_path, monkeypatch)
     assert name == "agent"
-
-
-async def test_where_nats_cannot_be_reached_the_agent_runs_alone_until_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def enrolled(*_: object) -> Who:
-        return Who(f"nats://127.0.0.1:{port}", tmp_path)
-
-    monkeypatch.setattr(node, "_enrolled", enrolled)
-    port = child.free_port()
-    loaded = settings.load(agent.Settings, "agent", {"PENSTOCK_AGENT_DATA_DIR": str(tmp_path)})
-    plan = await node.plan_of(DataFolder(tmp_path), loaded, {})
-    assert [program.name for program in plan.programs] == ["agent"]
-    assert plan.unreached is not None
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port)
-    async with server:
-        assert await node.reaches(plan.unreached)
-        plan = await node.plan_of(DataFolder(tmp_path), loaded, {})
-    assert [program.name for program in plan.programs] == ["sidecar", "agent"]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ async def place(tx: Tx, draft: Draft, offer: Sku) -> Placed | PenstockError:
 
 
 async def explain(conn: Reader, draft: Draft, offer: Sku) -> PenstockError:
-    """Why no node fits: scattered, out of service, without a sidecar, or simply not there."""
+    """Why no node fits: scattered, out of service, not serving functions, or simply not there."""
     now = await room.capacity(conn, offer, project_id=draft.project_id, serves=draft.serves)
     gpus = draft.gpus
     wanted = f"{gpus} {offer.thing}{'' if gpus == 1 else 's'} of SKU {offer.name}"
@@ -52,6 +52,6 @@ async def explain(conn: Reader, draft: Draft, offer: Sku) -> PenstockError:
     if draft.serves and (anywhere := await room.capacity(conn, offer, project_id=draft.project_id)).free > now.free:
         return OutOfCapacity(
             f"out of capacity: {wanted} asked for, {now.free} free{whose} on nodes that serve functions;"
-            f" {anywhere.free - now.free} more are on nodes without a sidecar"
+            f" {anywhere.free - now.free} more are on nodes that serve no functions now"
         )
     return OutOfCapacity(f"out of capacity: {wanted} asked for, {now.free} free{whose}")

@@ -1,5 +1,6 @@
 """The rows of nodes. Only `move` writes a node's state: it compares the version and leaves the fact in the outbox."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ import asyncpg
 
 from penstock.fleet.errors import IllegalMove, NameTaken
 from penstock.fleet.model import ANSWERING, FACTS, MOVES, WISHES, Node, NodeEvent, NodeState, fact_payload
+from penstock.fleet.store.links import LinkKey
 from penstock.kit import outbox
 from penstock.kit.db import Reader, Row, Tx
 from penstock.kit.errors import StaleRow
@@ -15,7 +17,7 @@ from penstock.kit.telemetry import correlation_id
 
 _COLUMNS = (
     "n.id, n.name, n.state, n.state_reason, n.desired, n.version, n.gpus_approved, n.gpus_reported, n.simulated,"
-    " n.production, n.agent_version, n.labels, n.created_at, n.release_at"
+    " n.production, n.serves_functions, n.agent_version, n.labels, n.created_at, n.release_at"
 )
 _SELECT = f"""
 select {_COLUMNS}, h.at as last_heartbeat_at,
@@ -174,12 +176,11 @@ async def describe(
     simulated: bool,
     driver_version: str,
     gpus_reported: int,
-    serves_functions: bool,
 ) -> None:
     """What the node says of itself."""
     await tx.execute(
         "update fleet.nodes set agent_version = $2, boot_id = $3, production = $4, simulated = $5,"
-        " driver_version = $6, gpus_reported = $7, serves_functions = $8 where id = $1",
+        " driver_version = $6, gpus_reported = $7 where id = $1",
         node_id,
         agent_version,
         boot_id,
@@ -187,8 +188,27 @@ async def describe(
         simulated,
         driver_version,
         gpus_reported,
-        serves_functions,
     )
+
+
+_SERVE = """
+with said as (
+    select n.id, s.serves
+      from unnest($1::text[], $2::text[], $3::boolean[]) s(node_id, link_id, serves)
+      join fleet.links l on l.node_id = s.node_id and l.link_id = s.link_id
+      join fleet.nodes n on n.id = s.node_id
+     where n.serves_functions <> s.serves order by n.id for no key update of n
+)
+update fleet.nodes n set serves_functions = said.serves from said where n.id = said.id
+returning n.id, n.serves_functions
+"""
+
+
+async def serve(tx: Tx, said: Mapping[LinkKey, bool]) -> dict[str, bool]:
+    """Whether functions' workers may run on the nodes of these links; returned are the nodes where that is new."""
+    nodes, links = [key.node_id for key in said], [key.link_id for key in said]
+    rows = await tx.fetch(_SERVE, nodes, links, list(said.values()))
+    return {row["id"]: row["serves_functions"] for row in rows}
 
 
 _SILENT = f"""

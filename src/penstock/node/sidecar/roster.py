@@ -13,7 +13,7 @@ from penstock.kit.telemetry import logger
 from penstock.node.errors import Unlinked
 from penstock.node.packets import Packets, address, peer_uid
 from penstock.node.sidecar.worker import Surroundings, Worker
-from penstock.wire.sidecar import UNITS_MAX, AgentPacket, Ended, ExitClass, Has, Keep, Kill, Serve
+from penstock.wire.sidecar import UNITS_MAX, AgentPacket, Ended, ExitClass, Has, Keep, Kill, Reaches, Serve
 
 _log = logger(__name__)
 _decoder: Final = msgspec.msgpack.Decoder(AgentPacket)
@@ -59,10 +59,17 @@ class Roster:
         self._leaving: set[asyncio.Task[None]] = set()
         self._kills: dict[str, str] = {}
         self._agent: Packets | None = None
+        self._reaches = Reaches(queue=False)
 
     def __len__(self) -> int:
         """How many units are served."""
         return len(self._workers)
+
+    def reaches(self, queue: bool) -> None:
+        """Whether the node's workers can get at their work; for the agent."""
+        self._reaches = Reaches(queue=queue)
+        if self._agent is not None:
+            self._agent.send(self._reaches)
 
     async def run(self) -> None:
         """Accept the agent, again and again; the newest connection is the one."""
@@ -87,6 +94,7 @@ class Roster:
         agent = Packets(connection, on_packet=self._receive, on_lost=lambda: self._lost(agent))
         self._agent = agent
         agent.send(Has(unit_ids=list(self._workers)))
+        agent.send(self._reaches)
         for unit_id, reason in self._kills.items():
             agent.send(Kill(unit_id=unit_id, reason=reason))
         _log.info("agent_connected", units=len(self._workers))

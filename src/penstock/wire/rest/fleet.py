@@ -127,6 +127,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat_at: datetime | None
     certificate_expires_at: datetime | None
     created_at: datetime
+    #: Whether functions' workers may run there: its sidecar is up and reaches NATS.
+    serves_functions: bool = False
     release_at: datetime | None = None
     gpus: list[NodeGpu] = []
 
