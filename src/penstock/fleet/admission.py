@@ -94,6 +94,7 @@ class Admission:
             simulated=hello.inventory.simulated,
             driver_version=hello.inventory.driver_version,
             gpus_reported=inventory.physical(hello.inventory),
+            serves_functions=hello.serves_functions,
         )
         await link_rows.upsert(tx, key, gateway_id=self._gateway_id, address=self._address)
         await task_rows.free_leases(tx, key.node_id)

@@ -207,6 +207,7 @@ class Link:
             boot_id=procfs.boot_id(),
             inventory=await asyncio.to_thread(self._inventory.listing),
             production=self._production,
+            serves_functions=self._serves_functions(),
         )
         await _send(socket, hello)
         welcome = await _receive(socket)

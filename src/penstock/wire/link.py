@@ -42,7 +42,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge.v1"):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello.v1"):
-    """Who connects and what it has. `boot_id` changes with each boot of the host."""
+    """Who connects and what it has. `boot_id` changes with each boot of the host. `serves_functions`: units may be
+    functions' workers there."""
 
     protocol_version: int
     node_id: str
@@ -51,6 +52,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello.v1"):
     boot_id: str
     inventory: Inventory
     production: bool
+    serves_functions: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome.v1"):
@@ -148,7 +150,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Sent every `heartbeat_s`. The complete list of units and GPUs; the readings change with each, the rest seldom.
-    `serves_functions`: units may be functions' workers there."""
+    `serves_functions` as in the hello."""
 
     sent_at: datetime
     units: list[UnitReport]

@@ -84,16 +84,16 @@ async def test_a_node_serves_functions_as_long_as_its_heartbeats_say_so(
     await agent.send(agent.hello())
     await agent.expect(Welcome)
     for serves in (False, True, True, False):
-        looked.clear()
         await agent.beat(serves_functions=serves)
         await agent.expect(HeartbeatAck)
         assert await _serve(database) == [serves, serves]
-    agent = await connect()
-    await agent.send(agent.hello())
-    await agent.expect(Welcome)
     looked.clear()
     await agent.beat(serves_functions=True)
     await agent.expect(HeartbeatAck)
+    agent = await connect()
+    await agent.send(agent.hello(serves_functions=True))
+    await agent.expect(Welcome)
+    assert await _serve(database) == [True, True]
     async with asyncio.timeout(30):
         await looked.wait()
 

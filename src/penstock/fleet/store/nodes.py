@@ -176,11 +176,12 @@ async def describe(
     simulated: bool,
     driver_version: str,
     gpus_reported: int,
+    serves_functions: bool,
 ) -> None:
     """What the node says of itself."""
     await tx.execute(
         "update fleet.nodes set agent_version = $2, boot_id = $3, production = $4, simulated = $5,"
-        " driver_version = $6, gpus_reported = $7 where id = $1",
+        " driver_version = $6, gpus_reported = $7, serves_functions = $8 where id = $1",
         node_id,
         agent_version,
         boot_id,
@@ -188,6 +189,7 @@ async def describe(
         simulated,
         driver_version,
         gpus_reported,
+        serves_functions,
     )
 
 
