@@ -232,19 +232,30 @@ STATEMENTS = (
         created_at timestamptz not null default clock_timestamp()
     )
     """,
-    # Units of the source's contract: what was asked for, by which operation, and the function that it became.
+    # Units of the source's contract: what was asked for last, and the function that it became.
     """
     create table serverless.units (
         project_id text not null,
         name text not null,
-        operation_id text not null,
         body jsonb not null,
         function_id text not null references serverless.functions,
         created_at timestamptz not null default clock_timestamp(),
-        primary key (project_id, name),
-        unique (project_id, operation_id)
+        primary key (project_id, name)
     )
     """,
+    # What made and changed them: an operation has one effect.
+    """
+    create table serverless.unit_operations (
+        project_id text not null,
+        operation_id text not null,
+        unit text not null,
+        kind text not null check (kind in ('create', 'update')),
+        body jsonb not null,
+        primary key (project_id, operation_id),
+        foreign key (project_id, unit) references serverless.units on delete cascade
+    )
+    """,
+    "create index on serverless.unit_operations (project_id, unit)",
     # What handlers took, by function, key and minute, until it becomes a fact for billing.
     """
     create table serverless.spent (

@@ -1,7 +1,7 @@
 """The source's units over REST, in its envelope."""
 
 import msgspec
-from litestar import MediaType, Response, delete, get, post
+from litestar import MediaType, Response, delete, get, post, put
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 
@@ -50,6 +50,13 @@ def handlers(db: Database, use_cases: Units, cancel: Cancel) -> list[HTTPRouteHa
         async with db.read() as conn:
             return Data(data=schemas.unit(await units.get(conn, caller, unit)))
 
+    @put("/gpu-units/{unit:str}", operation_id="updateGpuUnit")
+    async def update_unit(caller: Caller, unit: str, data: rest.GpuUnitCreate) -> Data[GpuUnit]:
+        """Ask something else of a unit, whole: its function gets a new version. Name, SKU and `requestID` stay."""
+        name, definition = await use_cases.check(caller, data)
+        async with db.transaction() as tx:
+            return Data(data=schemas.unit(await use_cases.update(tx, caller, unit, data, name, definition)))
+
     @delete("/gpu-units/{unit:str}", operation_id="deleteGpuUnit")
     async def delete_unit(caller: Caller, unit: str) -> None:
         """Delete a unit, and its function with the last unit of it."""
@@ -58,4 +65,4 @@ def handlers(db: Database, use_cases: Units, cancel: Cancel) -> list[HTTPRouteHa
         if gone is not None:
             await cancel.drop_queue(gone)
 
-    return [create_unit, list_units, get_unit, delete_unit]
+    return [create_unit, list_units, get_unit, update_unit, delete_unit]

@@ -68,6 +68,12 @@ BODIES: dict[str, Any] = {
         "specName": "g1.1",
         "serverless": {"enabled": True, "requestID": "canary-unit"},
     },
+    "updateGpuUnit": {
+        "operationID": "u",
+        "name": CANARY,
+        "specName": "g1.1",
+        "serverless": {"enabled": True, "requestID": "canary-unit"},
+    },
     "createInvocation": {"serverlessRequestID": "canary-unit"},
     "mapFunction": {"payloads": [1]},
     "putFunction": {"sku": "g1.1"},

@@ -11,6 +11,7 @@ import pytest
 from .conftest import Api
 
 FUNCTION = {"sku": "g1.1"}
+UNIT = {"operationID": "o", "name": "n", "specName": "g1.1", "serverless": {"enabled": True, "requestID": "n"}}
 DEEP = b"[" * 50_000 + b"]" * 50_000
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -82,6 +83,7 @@ async def test_names_with_rubbish_are_nobodys(api: Api) -> None:
             assert answer.status in (400, 404), (method, path, answer.status)
         for method, path, body in (
             ("PUT", f"/functions/{rubbish}", FUNCTION),
+            ("PUT", f"/gpu-units/{rubbish}", UNIT),
             ("POST", f"/functions/{rubbish}/rollback", {}),
             ("POST", f"/functions/{rubbish}/map", {"payloads": [1]}),
         ):

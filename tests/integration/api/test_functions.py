@@ -451,6 +451,52 @@ async def test_the_units_of_the_source_are_functions(api: Api) -> None:
     assert (await api.call("GET", "/functions/sd-webui")).status == 404
 
 
+async def test_a_unit_is_changed_by_a_put_and_each_operation_has_one_effect(api: Api) -> None:
+    path, made = "/gpu-units/sd-webui-template", await api.call("POST", "/gpu-units", json=UNIT)
+    assert made.status == 201
+    changed = UNIT | {"operationID": "change-1", "image": "python:3.11", "template": {"envs": {"A": "1"}}}
+    answer = await api.call("PUT", path, json=changed)
+    assert answer.status == 200, answer.content
+    unit = answer.json["data"]
+    assert (unit["operationID"], unit["image"], unit["template"]["envs"]) == ("change-1", "python:3.11", {"A": "1"})
+    assert (await api.call("PUT", path, json=changed)).json == answer.json
+    again = await api.call("POST", "/gpu-units", json=UNIT)
+    assert (again.status, again.json) == (200, answer.json), "it was made before; this is how it stands"
+    assert (await api.call("GET", path)).json == answer.json
+    function = (await api.call("GET", "/functions/sd-webui")).json
+    assert (function["current_version"], function["definition"]["image"]) == (2, "python:3.11")
+    for body in (changed | {"image": "python:3.12"}, changed | {"operationID": UNIT["operationID"]}):
+        conflict = await api.call("PUT", path, json=body)
+        assert (conflict.status, conflict.error["code"]) == (409, "operation_conflict")
+    conflict = await api.call("POST", "/gpu-units", json=changed)
+    assert (conflict.status, conflict.error["field"]) == (409, "operationID")
+    assert (await api.call("PUT", "/gpu-units/nothing", json=changed)).status == 404
+    assert (await api.call("GET", "/functions/sd-webui")).json["current_version"] == 2
+    assert (await api.call("DELETE", path)).status == 204
+    assert (await api.call("PUT", path, json=changed)).status == 404
+    assert (await api.call("POST", "/gpu-units", json=UNIT)).status == 201, (
+        "a new one, by an operation that is free again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"name": "other"}, "name"),
+        ({"specName": "g2"}, "specName"),
+        ({"specName": "", "packageID": "g2"}, "packageID"),
+        ({"serverless": {"enabled": True, "requestID": "other"}}, "serverless.requestID"),
+        ({"serverless": {"enabled": False}}, "serverless.enabled"),
+        ({"operationID": ""}, "operationID"),
+    ],
+)
+async def test_what_makes_a_unit_that_unit_stays(api: Api, changed: dict[str, Any], field: str) -> None:
+    await api.call("POST", "/gpu-units", json=UNIT)
+    answer = await api.call("PUT", "/gpu-units/sd-webui-template", json=UNIT | {"operationID": "change"} | changed)
+    assert (answer.status, answer.error["field"]) == (400, field)
+    assert (await api.call("GET", "/gpu-units/sd-webui-template")).json["data"]["operationID"] == UNIT["operationID"]
+
+
 @pytest.mark.parametrize(
     ("changed", "field"),
     [

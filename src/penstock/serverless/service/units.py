@@ -16,7 +16,7 @@ from penstock.serverless.errors import OperationConflict
 from penstock.serverless.service import functions as use_cases
 from penstock.serverless.service.functions import Functions
 from penstock.serverless.store import functions, units
-from penstock.serverless.store.units import Unit
+from penstock.serverless.store.units import Operation, Unit
 from penstock.wire.rest import FunctionPut, GpuUnitCreate
 
 _WORKERS_MAX: Final = 8
@@ -57,17 +57,38 @@ class Units:
         """The unit, and whether it is new."""
         caller.require("functions.write")
         await functions.lock_project(tx, caller.project_id)
-        before = await units.by_operation(tx, caller.project_id, body.operationID)
-        if before is not None:
-            if before.body != body:
-                raise OperationConflict("operationID came before with another body", field="operationID")
-            return await _shown(tx, caller, before), False
+        wanted = Operation(unit=body.name, kind="create", body=body)
+        if await _came_before(tx, caller, wanted):
+            return await get(tx, caller, body.name), False
         if await units.find(tx, caller.project_id, body.name) is not None:
             raise OperationConflict(f"there is a unit {body.name} already", field="name")
         made = await self.functions.put(tx, caller, name, definition)
         await units.insert(tx, caller.project_id, body, made.id)
+        await units.remember(tx, caller.project_id, wanted)
         await audit.record(tx, caller.actor, "functions.create_unit", body.name, detail={"function": name})
         return await get(tx, caller, body.name), True
+
+    async def update(
+        self, tx: Tx, caller: Caller, unit: str, body: GpuUnitCreate, name: str, definition: FunctionPut
+    ) -> ShownUnit:
+        """Ask something else of a unit: its function gets a new version. Name, SKU and `requestID` stay."""
+        caller.require("functions.write")
+        await functions.lock_project(tx, caller.project_id)
+        found = await _found(tx, caller, unit)
+        wanted = Operation(unit=unit, kind="update", body=body)
+        if await _came_before(tx, caller, wanted):
+            return await get(tx, caller, unit)
+        if body.name != unit:
+            raise Invalid(f"name must be {unit}, as in the path", field="name")
+        if definition.sku != as_definition(found.body).sku:
+            raise Invalid("the SKU of a unit cannot be changed", field="specName" if body.specName else "packageID")
+        if name != found.function_name:
+            raise Invalid("serverless.requestID cannot be changed", field="serverless.requestID")
+        made = await self.functions.put(tx, caller, name, definition)
+        await units.update(tx, caller.project_id, body, made.id)
+        await units.remember(tx, caller.project_id, wanted)
+        await audit.record(tx, caller.actor, "functions.update_unit", unit, detail={"function": name})
+        return await get(tx, caller, unit)
 
 
 async def get(conn: Reader, caller: Caller, name: str) -> ShownUnit:
@@ -115,6 +136,13 @@ def as_definition(body: GpuUnitCreate) -> FunctionPut:
         idle_s=float(wanted.idleTimeoutSeconds),
         requests_min=wanted.minRequestCount,
     )
+
+
+async def _came_before(conn: Reader, caller: Caller, wanted: Operation) -> bool:
+    before = await units.operation(conn, caller.project_id, wanted.body.operationID)
+    if before is not None and before != wanted:
+        raise OperationConflict("operationID came before with another body", field="operationID")
+    return before is not None
 
 
 async def _found(conn: Reader, caller: Caller, name: str) -> Unit:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -32,10 +33,36 @@ async def find(conn: Reader, project_id: str, name: str) -> Unit | None:
     return _unit(row) if row else None
 
 
-async def by_operation(conn: Reader, project_id: str, operation_id: str) -> Unit | None:
-    """The unit that this operation made."""
-    row = await conn.fetchrow(f"{_SELECT} u.operation_id = $2", project_id, operation_id)
-    return _unit(row) if row else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What was asked for under this id, and of which unit."""
+
+    unit: str
+    kind: Literal["create", "update"]
+    body: GpuUnitCreate
+
+
+async def operation(conn: Reader, project_id: str, operation_id: str) -> Operation | None:
+    """The operation that came with this id."""
+    row = await conn.fetchrow(
+        "select unit, kind, body from serverless.unit_operations where project_id = $1 and operation_id = $2",
+        project_id,
+        operation_id,
+    )
+    return msgspec.convert(dict(row), Operation) if row else None
+
+
+async def remember(tx: Tx, project_id: str, done: Operation) -> None:
+    """An operation that took effect."""
+    await tx.execute(
+        "insert into serverless.unit_operations (project_id, operation_id, unit, kind, body)"
+        " values ($1, $2, $3, $4, $5)",
+        project_id,
+        done.body.operationID,
+        done.unit,
+        done.kind,
+        done.body,
+    )
 
 
 async def page(conn: Reader, project_id: str, *, after: str, limit: int) -> list[Unit]:
@@ -47,12 +74,22 @@ async def page(conn: Reader, project_id: str, *, after: str, limit: int) -> list
 
 
 async def insert(tx: Tx, project_id: str, body: GpuUnitCreate, function_id: str) -> None:
-    """A unit; its name and its operation are free."""
+    """A unit whose name is free."""
     await tx.execute(
-        "insert into serverless.units (project_id, name, operation_id, body, function_id) values ($1, $2, $3, $4, $5)",
+        "insert into serverless.units (project_id, name, body, function_id) values ($1, $2, $3, $4)",
         project_id,
         body.name,
-        body.operationID,
+        body,
+        function_id,
+    )
+
+
+async def update(tx: Tx, project_id: str, body: GpuUnitCreate, function_id: str) -> None:
+    """What is asked of the unit now."""
+    await tx.execute(
+        "update serverless.units set body = $3, function_id = $4 where project_id = $1 and name = $2",
+        project_id,
+        body.name,
         body,
         function_id,
     )

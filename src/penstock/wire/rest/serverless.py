@@ -320,7 +320,7 @@ class UnitServerless(Body, frozen=True):
 
 
 class GpuUnitCreate(Body, frozen=True):
-    """`POST /api/v1/gpu-units`. `specName` is a SKU; `packageID` is another word for it."""
+    """For `POST /api/v1/gpu-units` and `PUT …/{name}`. `specName` is a SKU; `packageID` is another word for it."""
 
     operationID: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[!-~]+$(?!\n)")]
     name: Annotated[str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$(?!\n)")]
