@@ -137,7 +137,7 @@ async def _(api: Api, _: People) -> None:
     assert status(received) == 413
     assert b"payload_too_large" in received
     assert closed
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 8, "it did not wait for the rest"
 
 
 @row("api-21")

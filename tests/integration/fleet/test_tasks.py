@@ -80,7 +80,7 @@ async def test_a_task_reaches_its_node_at_once_and_its_result_is_told(
     body = msgspec.msgpack.decode(frame.tasks[0].body, type=TaskBody)
     assert (body.task_id, body.node_id, body.fence) == (task_id, enrolled.node_id, 1)
     await agent.answer(task_id, 1, REPORT)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         assert await told.get() == subjects.task_done(task_id)
     async with database.read() as conn:
         outcome = await tasks.outcome(conn, task_id)
