@@ -336,8 +336,8 @@ async def test_workers_of_functions_go_only_where_a_sidecar_is(world: World) -> 
     assert (await world.create()).node_id != serving, "others go where they fit best"
 
 
-async def test_a_refusal_says_that_free_nodes_have_no_sidecar(world: World) -> None:
+async def test_a_refusal_says_that_free_nodes_serve_no_functions(world: World) -> None:
     await world.add_node(2)
-    with pytest.raises(OutOfCapacity, match="0 free on nodes that serve functions; 2 more are on nodes without"):
+    with pytest.raises(OutOfCapacity, match="0 free on nodes that serve functions; 2 more are on nodes that serve no"):
         await world.create(purpose=Purpose.FUNCTION_WORKER)
     await world.create()

@@ -96,6 +96,7 @@ NODE = {
     "labels": {},
     "last_heartbeat_at": MOMENT,
     "certificate_expires_at": None,
+    "serves_functions": True,
     "created_at": MOMENT,
     "release_at": None,
     "gpus": [GPU],

@@ -128,7 +128,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     certificate_expires_at: datetime | None
     created_at: datetime
     #: Whether functions' workers may run there: its sidecar is up and reaches NATS.
-    serves_functions: bool = False
+    serves_functions: bool
     release_at: datetime | None = None
     gpus: list[NodeGpu] = []
 
