@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from ssl import SSLContext
 from typing import Any, Final, Protocol
 
-from nats.aio.client import PING_PROTO, Client, Srv
+from nats.aio.client import PING_PROTO, PONG_PROTO, Client, Srv
 from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, Error, NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -148,8 +148,9 @@ class _Client(Client):
     """A connection that comes back whatever the server says before it hangs up: for nats-py an expired identity is the
     end, here the next attempt may well be given a new one. And one whose `flush` waits for what was sent before it:
     nats-py's own ping overtakes subscriptions that still stand in the buffer. And one that goes on reading when who
-    waited for a pong was cancelled. And one that takes `tls://` and `wss://` at their word, where nats-py would go
-    on in plain text: with a server that does not insist, or with the next one."""
+    waited for a pong was cancelled, and that can be asked for a sign of life before it is let in. And one that takes
+    `tls://` and `wss://` at their word, where nats-py would go on in plain text: with a server that does not insist, or
+    with the next one."""
 
     @property
     def _insists_on_tls(self) -> bool:
@@ -169,6 +170,11 @@ class _Client(Client):
                 self._transport.close()
                 self._transport = None
             raise
+        if self.is_connecting:
+            # Who we are took the server so long to find out that it asked for a sign of life before it answered ours:
+            # nats-py would wait for ever. The answer is read like everything else from here on.
+            self._pongs.append(asyncio.get_running_loop().create_future())
+            await self._send_command(PONG_PROTO)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._current_server is not None and self._current_server.uri.scheme == "wss":
@@ -196,6 +202,11 @@ class _Client(Client):
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
+        if self.is_connecting:
+            self._status = Client.CONNECTED
+        if self._flusher_task is not None and self._flusher_task.done():
+            self._flusher_task = asyncio.get_running_loop().create_task(self._flusher())
+            await self._flush_pending()
 
 
 @asynccontextmanager

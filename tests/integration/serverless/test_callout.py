@@ -68,6 +68,26 @@ async def test_a_worker_takes_its_attempt_and_answers_through_its_own_account(
     assert (kept.subject, kept.data) == (subjects.result(worker.request), b"result")
 
 
+async def test_a_worker_is_let_in_however_long_it_takes_to_say_who_it_is(
+    servers: Servers, bus: Bus, workers: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two seconds the server asks for a sign of life, before it answers; after three it gives up."""
+    identity = Callout._identity
+
+    async def slowly(self: Callout, asked: callout.Asked) -> str | None:
+        await asyncio.sleep(2.6)
+        return await identity(self, asked)
+
+    monkeypatch.setattr(Callout, "_identity", slowly)
+    async with sidecar(servers.nats_url, workers[0]) as own:
+        async with asyncio.timeout(30):
+            while not own.client.is_connected:
+                await asyncio.sleep(0.01)
+        assert (await own.publish(subjects.result(workers[0].request), b"", msg_id="slow")).stream == streams.OUT
+        await own.client.flush()
+        assert own.client.stats["reconnects"] == 0
+
+
 async def test_orders_and_answers_reach_the_worker_that_they_are_for(
     servers: Servers, bus: Bus, workers: tuple[Worker, Worker]
 ) -> None:

@@ -12,14 +12,18 @@ from nats.errors import Error
 from penstock.kit.bus import Bus
 from penstock.kit.clock import backoff_s
 from penstock.kit.publish import NotStored
+from penstock.kit.telemetry import logger
 from penstock.node.sidecar.answers import Outcome
 from penstock.node.sidecar.letters import Letters
 from penstock.wire.serverless import ERROR_BYTES_MAX, MetricType, State, WorkerDispatchMessage
 
+_log = logger(__name__)
 #: Handlers that were called within this time are told of together, and those that have ended by then not at all.
 _STARTS_S: Final = 0.02
 _AGAIN_CAP_S: Final = 1.0
 _STARTS_MAX: Final = 1000
+#: One in so many failures to tell something is logged.
+_SAY_EVERY: Final = 10
 
 
 class Reports:
@@ -103,8 +107,10 @@ class Reports:
             body = self._letters.metric(kind, inflight=len(self._in_hand()), error=error)
             try:
                 await self._bus().publish(self._letters.metrics, body, msg_id=self._id(kind))
-            except (NotStored, Error):
+            except (NotStored, Error) as refused:
                 failures += 1
+                if failures % _SAY_EVERY == 0:
+                    _log.warning("report_not_stored", worker=self._letters.worker, kind=kind, error=repr(refused))
                 await asyncio.sleep(backoff_s(failures, base_s=0.05, cap_s=_AGAIN_CAP_S))
             else:
                 return
