@@ -83,7 +83,7 @@ async def test_release_during_the_start_does_not_wait_for_it(
     if told_by == "row":
         cloud.sagas.client = None
     await cloud.world.release(made.id)
-    row = await cloud.settle(made.id, timeout_s=5)
+    row = await cloud.settle(made.id, timeout_s=20)
     assert row.state is State.RELEASED
     go_on.set()
     await asyncio.sleep(0.2)
@@ -168,7 +168,7 @@ async def test_a_start_that_takes_too_long_is_undone_at_the_deadline(cloud: Clou
     await cloud.until(made.id, lambda row: row.state is State.PROVISIONING)
     async with cloud.world.db.transaction() as tx:
         await tx.execute("update compute.allocations set deadline_at = clock_timestamp() + interval '1 s'")
-    row = await cloud.settle(made.id, timeout_s=6)
+    row = await cloud.settle(made.id, timeout_s=20)
     assert (row.state, row.reason) == (State.FAILED, "the unit was not ready in time")
     assert cloud.node.effects == [("stop", row.unit_id)]
     assert await cloud.world.held() == []
@@ -190,7 +190,7 @@ async def test_release_on_a_lost_node_is_given_up_at_once(cloud: Cloud) -> None:
     async with cloud.world.db.transaction() as tx:
         await tx.execute("update fleet.nodes set state = 'lost'")
     await cloud.world.release(row.id)
-    stuck = await cloud.settle(row.id, timeout_s=3)
+    stuck = await cloud.settle(row.id, timeout_s=20)
     assert (stuck.state, stuck.reason) == (
         State.RELEASE_FAILED,
         "the cleanup was not proved: the node is lost",
