@@ -340,6 +340,15 @@ class Stage:
     child: Child
     units: list[Unit] = field(default_factory=list)
 
+    async def catch_up(self) -> None:
+        """Hear what came before we were connected again, as the stream has it."""
+        await self.heard.until(lambda: self.bus.client.is_connected)
+        await self.bus.client.flush()
+        state = (await self.bus.js.stream_info(streams.OUT)).state
+        for seq in range(state.first_seq, state.last_seq + 1):
+            kept = await self.bus.js.get_msg(streams.OUT, seq)
+            await self.heard.receive(Msg(self.bus.client, kept.subject or "", data=kept.data or b""))
+
     async def unit(self, *, slots: int = 1, start: bool = True, serve: bool = True, **framework: Any) -> Unit:
         """A unit whose framework listens, and that is served."""
         number = len(self.units)

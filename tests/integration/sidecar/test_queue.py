@@ -355,6 +355,7 @@ async def test_results_survive_a_restart_of_the_queue() -> None:
         gate.open.set()
         await asyncio.sleep(0.2)
         async with running(server):
+            await stage.catch_up()
             for name in ("inv-r1", "inv-r2"):
                 assert (await unit.result(name)).state is State.SUCCEEDED
             assert (await unit.invoke("inv-r3")).state is State.SUCCEEDED
