@@ -157,6 +157,11 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         health=health,
         secrets=secrets,
     )
+    await _run(who, clock, link, units, sidecar)
+
+
+async def _run(who: Identity, clock: ServerClock, link: Link, units: Units, sidecar: SidecarLink | None) -> None:
+    """Everything that goes on until the agent ends."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
         tasks.create_task(NodeTunnel(who, units, link.crowd).run())
