@@ -90,12 +90,14 @@ async def test_a_node_serves_functions_as_long_as_its_heartbeats_say_so(
     looked.clear()
     await agent.beat(serves_functions=True)
     await agent.expect(HeartbeatAck)
+    async with asyncio.timeout(30):
+        await looked.wait()
+    await agent.beat(serves_functions=False)
+    await agent.expect(HeartbeatAck)
     agent = await connect()
     await agent.send(agent.hello(serves_functions=True))
     await agent.expect(Welcome)
     assert await _serve(database) == [True, True]
-    async with asyncio.timeout(30):
-        await looked.wait()
 
 
 async def _serve(database: Database) -> list[bool]:
