@@ -28,6 +28,12 @@ $(UV):
 	@$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements-dev.lock
 	@touch $@
 
+.cache/contract/.ready: $(UV) requirements-contract.lock
+	@echo "Installing the validator and generator of the API's document into .cache/contract"
+	@rm -rf .cache/contract && $(UV) venv --quiet --python $(PYTHON) .cache/contract
+	@$(UV) pip install --quiet --python .cache/contract/bin/python --require-hashes -r requirements-contract.lock
+	@touch $@
+
 .tenant/.ready: $(UV)
 	@echo "Making the environment of tenant code in .tenant"
 	@rm -rf .tenant && $(UV) venv --quiet --python $(PYTHON) .tenant
@@ -43,12 +49,13 @@ up: install ## Start the whole cloud here; Ctrl-C stops it
 test: install-dev ## Run the whole test suite against real servers
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not soak" tests
 
-check: install-dev ## Formatting, lint, types, layers, contracts
+check: install-dev .cache/contract/.ready ## Formatting, lint, types, layers, contracts
 	@$(BIN)/ruff format --check src tests bench tools migrations
 	@$(BIN)/ruff check src tests bench tools migrations
 	@$(BIN)/basedpyright
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/contract.py check
+	@$(BIN)/python tools/generator.py .cache/contract/bin
 
 format: install-dev ## Format and fix what can be fixed
 	@$(BIN)/ruff format src tests bench tools migrations
@@ -68,3 +75,5 @@ lock: $(UV) ## Resolve the dependencies again
 	  --extra embedded pyproject.toml requirements-build.in -o requirements.lock
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --python-version 3.11 \
 	  --extra embedded --group dev pyproject.toml requirements-build.in -c requirements.lock -o requirements-dev.lock
+	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --python-version 3.11 \
+	  requirements-contract.in -o requirements-contract.lock

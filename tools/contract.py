@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
+import asyncapi
 from compatibility import breaks
 
 from penstock.billing import model as billing
@@ -23,13 +23,9 @@ from penstock.notices import model as notices
 from penstock.processes import api
 from penstock.serverless import model as serverless
 from penstock.serverless import routes as serverless_routes
-from penstock.wire import subjects
-from penstock.wire.catalogue import CATALOGUE
-from penstock.wire.events import Envelope
 
 ROOT = Path(__file__).parent.parent
 PUBLISHED = ROOT / "docs" / "api" / "published.json"
-SCHEMAS = "#/components/schemas/{name}"
 
 
 def rest_document() -> dict[str, Any]:
@@ -49,50 +45,7 @@ def rest_document() -> dict[str, Any]:
         bus=nothing,
     )
     settings = api.Settings(database_url="", nats_url="", pki_dir="", secrets_dir="", objects_url="")
-    return openapi.document(api.compose(parts, settings))
-
-
-def event_document() -> dict[str, Any]:
-    """AsyncAPI of all events, one channel each."""
-    payloads = sorted(set(CATALOGUE.values()), key=lambda cls: cls.__name__)
-    _, schemas = msgspec.json.schema_components([Envelope, *payloads], ref_template=SCHEMAS)
-    return {
-        "asyncapi": "3.0.0",
-        "info": {
-            "title": "Penstock events",
-            "version": api.VERSION,
-            "description": "Facts on the JetStream stream EVENTS, in order per aggregate, at least once: tell repeats"
-            " by `event_id` and order by `version`. The same envelopes come from GET /api/v1/events/stream.",
-        },
-        "channels": {kind: _channel(kind) for kind in sorted(CATALOGUE)},
-        "operations": {kind: _operation(kind) for kind in sorted(CATALOGUE)},
-        "components": {
-            "schemas": schemas,
-            "messages": {kind: _message(kind, cls) for kind, cls in sorted(CATALOGUE.items())},
-        },
-    }
-
-
-def _channel(kind: str) -> dict[str, Any]:
-    return {"address": subjects.event(kind), "messages": {kind: {"$ref": f"#/components/messages/{kind}"}}}
-
-
-def _operation(kind: str) -> dict[str, Any]:
-    return {"action": "send", "channel": {"$ref": f"#/channels/{kind}"}}
-
-
-def _message(kind: str, payload: type[msgspec.Struct]) -> dict[str, Any]:
-    narrowed = {
-        "properties": {
-            "event_type": {"const": kind},
-            "payload": {"$ref": SCHEMAS.format(name=payload.__name__)},
-        }
-    }
-    return {
-        "name": kind,
-        "contentType": "application/json",
-        "payload": {"allOf": [{"$ref": SCHEMAS.format(name="Envelope")}, narrowed]},
-    }
+    return openapi.document(api.compose(parts, settings), api.gateway_paths(settings))
 
 
 def diagram(title: str, moves: Mapping[tuple[Any, Any], Any], initial: Any, final: Iterable[Any]) -> str:
@@ -109,7 +62,7 @@ def generated() -> dict[Path, str]:
     docs = ROOT / "docs"
     return {
         docs / "api" / "openapi.json": _dump(rest_document()),
-        docs / "api" / "asyncapi.json": _dump(event_document()),
+        docs / "api" / "asyncapi.json": _dump(asyncapi.document(api.VERSION)),
         docs / "diagrams" / "allocation.md": diagram(
             "The life of an allocation", compute.MOVES, compute.INITIAL, compute.FINAL
         ),

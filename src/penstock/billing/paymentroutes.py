@@ -127,9 +127,7 @@ def _inbox(db: Database) -> list[Any]:
     async def list_events(
         caller: Caller,
         page: PageQuery,
-        event_state: Annotated[
-            str | None, QueryParameter(name="state", required=False, description="Only events in this state.")
-        ] = None,
+        event_state: Annotated[str | None, QueryParameter(name="state", required=False, enum=list(InboxState))] = None,
     ) -> rest.Page[rest.ProviderEvent]:
         """What the payment provider told, newest first; operators only."""
         before = _cursor(page, "provider_event", 2)

@@ -72,7 +72,7 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
     async def list_allocations(
         caller: Caller,
         page: PageQuery,
-        allocation_state: Annotated[str | None, QueryParameter(name="state", required=False)] = None,
+        allocation_state: Annotated[str | None, QueryParameter(name="state", required=False, enum=list(State))] = None,
         sku: Annotated[str | None, QueryParameter(required=False)] = None,
         name: Annotated[str | None, QueryParameter(required=False)] = None,
         label: Annotated[

@@ -113,7 +113,10 @@ def _reading(claims: Claims, db: Database) -> list[Any]:
         node_state: Annotated[
             str | None,
             QueryParameter(
-                name="state", required=False, description="Only nodes in this state; without it, all but retired ones."
+                name="state",
+                required=False,
+                enum=list(NodeState),
+                description="Only nodes in this state; without it, all but retired ones.",
             ),
         ] = None,
     ) -> rest.Page[rest.Node]:

@@ -19,9 +19,7 @@ from penstock.notices.service import Change, Webhooks
 from penstock.wire import rest
 
 #: Read by hand: `state` is a word of the framework's own, and what is wrong must be named as it was asked.
-State = Annotated[
-    str | None, QueryParameter(name="state", required=False, description="`pending`, `delivered` or `failed`.")
-]
+State = Annotated[str | None, QueryParameter(name="state", required=False, enum=list(DeliveryState))]
 
 
 def router(webhooks: Webhooks, db: Database) -> Router:

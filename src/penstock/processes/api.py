@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 from litestar import Litestar, Router, get
 from msgspec import Meta
 
+from penstock.access import contract as access_contract
 from penstock.billing import budgetroutes, paymentroutes, paypage
 from penstock.billing import routes as billing_routes
 from penstock.billing.model import Terms
@@ -53,6 +54,7 @@ from penstock.secrets import routes as secrets_routes
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
 from penstock.secrets.vault import Vault
+from penstock.serverless import contract as serverless_contract
 from penstock.serverless import queries, schemas
 from penstock.serverless import routes as serverless_routes
 from penstock.serverless.following import Followers
@@ -181,12 +183,19 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
         evidence.router(Collector(database, parts.bus)),
         operations.router(database),
     ]
+    elsewhere = gateway_paths(settings)
+    public = [*_probes(database), *paypage.routes(database, parts.payments), openapi.page(elsewhere)]
     return http.application(
-        [Router(path="/api/v1", route_handlers=domains), *_probes(database), *paypage.routes(database, parts.payments)],
+        [Router(path="/api/v1", route_handlers=domains), *public],
         parts.authenticator,
-        openapi=openapi.config(title="Penstock", version=VERSION, description=_DESCRIPTION),
+        openapi=openapi.config(title="Penstock", version=VERSION, description=_DESCRIPTION, elsewhere=elsewhere),
         allowed_origins=texts(settings.allowed_origins),
     )
+
+
+def gateway_paths(settings: Settings) -> openapi.Paths:
+    """The gateway's public paths, which the API's document has too."""
+    return {**access_contract.paths(settings.gateway_url), **serverless_contract.paths(settings.gateway_url)}
 
 
 def _probes(database: Database) -> list[Any]:

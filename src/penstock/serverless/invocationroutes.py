@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from litestar import MediaType, Response, get, post
-from litestar.datastructures import ResponseHeader
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import HeaderParameter, QueryParameter
@@ -84,9 +83,7 @@ def _reading(parts: "Parts") -> list[HTTPRouteHandler]:
         caller: Caller,
         page: PageQuery,
         function: Annotated[str | None, QueryParameter(required=False, max_length=63)] = None,
-        invocation_state: Annotated[
-            str | None, QueryParameter(name="state", required=False, description="Such as `queued` or `failed`.")
-        ] = None,
+        invocation_state: Annotated[str | None, QueryParameter(name="state", required=False, enum=list(State))] = None,
     ) -> rest.Page[rest.Invocation]:
         """The project's invocations without their results, newest first."""
         if invocation_state is not None and invocation_state not in list(State):
@@ -120,12 +117,10 @@ def _reading(parts: "Parts") -> list[HTTPRouteHandler]:
         "/invocations/{invocation_id:str}/result",
         operation_id="getInvocationResult",
         media_type="application/octet-stream",
-        response_headers=[
-            ResponseHeader(name="Content-Type", description="As the handler said.", documentation_only=True)
-        ],
     )
     async def get_result(caller: Caller, invocation_id: str) -> Stream:
-        """What the handler answered, as it is; 409 while there is nothing, or if there never will be."""
+        """The answer of a handler that succeeded, byte for byte, with the handler's own Content-Type. 409
+        `serverless.not_finished` before the end; 409 `serverless.no_result` with the error when it did not succeed."""
         found = await parts.results.open(caller, _id(invocation_id))
         headers = {"Content-Type": _header(found.content_type), "Content-Length": str(found.size), **_INERT}
         return Stream(found.chunks, headers=headers)

@@ -3,11 +3,12 @@
 A payload may gain fields; it never loses one.
 """
 
-from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+
+from penstock.wire.times import Time
 
 
 class OrganisationFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +128,7 @@ class UsageFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     quantity: Annotated[int, Meta(ge=0, le=10**15)]
     resource_kind: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]{0,62}$")]
     resource_id: Annotated[str, Meta(min_length=1, max_length=200)]
-    occurred_at: Annotated[datetime, Meta(tz=True)]
+    occurred_at: Time
     key_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_]{1,64}$")] | None = None
     labels: Annotated[dict[str, str], Meta(max_length=64)] = {}
     leased: bool = False
@@ -150,7 +151,7 @@ class BudgetFact(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str
     key_id: str | None
     period: str
-    period_start: datetime
+    period_start: Time
     limit_microusd: int
     spent_microusd: int
     action: str

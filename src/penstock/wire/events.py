@@ -1,8 +1,8 @@
 """The envelope of every fact on `evt.>`."""
 
-from datetime import datetime
-
 import msgspec
+
+from penstock.wire.times import Time
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,5 +15,5 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     organisation_id: str | None
     project_id: str | None
     correlation_id: str
-    occurred_at: datetime
+    occurred_at: Time
     payload: msgspec.Raw

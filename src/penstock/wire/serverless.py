@@ -6,12 +6,13 @@ its attempt, and no message to a node names a caller's inbox.
 """
 # ruff: noqa: N815 - the contract is in camel case
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
+
+from penstock.wire.times import Time
 
 VERSION: Final = "v1"
 #: Larger payloads and bodies travel and are kept by reference.
@@ -111,7 +112,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     contentType: str
     resultSubject: str
     metricsSubject: str
-    enqueuedAt: datetime
+    enqueuedAt: Time
     timeoutSeconds: int
     headers: dict[str, str] = {}
     attributes: dict[str, str] = {}
@@ -136,7 +137,7 @@ class WorkerDispatchMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     metricsSubject: str
     workerName: str
     workerNamespace: str
-    dispatchedAt: datetime
+    dispatchedAt: Time
     #: How long the handler may take. It counts from when the handler is called.
     timeoutSeconds: float
     projectID: str
@@ -160,8 +161,8 @@ class InvocationResultMessage(msgspec.Struct, frozen=True, kw_only=True, omit_de
     workerName: str
     workerNamespace: str
     statusCode: Annotated[int, Meta(ge=100, le=599)]
-    startedAt: datetime
-    completedAt: datetime
+    startedAt: Time
+    completedAt: Time
     projectID: str
     attempt: int
     token: str
@@ -190,7 +191,7 @@ class WorkerMetricMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     workerName: str
     workerNamespace: str
     eventType: MetricType
-    reportedAt: datetime
+    reportedAt: Time
     inflight: Annotated[int, Meta(ge=0, le=100_000)] = 0
     invocationID: str = ""
     statusCode: int = 0
@@ -216,7 +217,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     seq: Annotated[int, Meta(ge=0, le=10**9)]
     kind: OutputKind
     text: Annotated[str, Meta(max_length=INLINE_BYTES_MAX)]
-    at: datetime
+    at: Time
 
 
 class OutputMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +290,7 @@ class DeadLetterMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     failureClass: FailureClass
     originalSubject: str
     stream: str
-    failedAt: datetime
+    failedAt: Time
     invocationID: str = ""
     serverlessRequestID: str = ""
     projectID: str = ""
@@ -317,7 +318,7 @@ class FrameworkRequest(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str]
     payload: msgspec.Raw
     timeoutSeconds: float
-    dispatchedAt: datetime
+    dispatchedAt: Time
     #: Ours.
     attempt: int
 
@@ -395,6 +396,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     errorType: str = ""
     traceback: str = ""
-    startedAt: datetime | None = None
-    completedAt: datetime | None = None
+    startedAt: Time | None = None
+    completedAt: Time | None = None
     attempt: int = 0

@@ -223,6 +223,17 @@ async def test_results_come_as_they_were_answered(api: Api, conn: Any) -> None:
         assert (shown["body"], shown["content_type"]) == (json.loads(kept), kind)
 
 
+async def test_a_failed_invocation_has_no_result_whatever_its_handler_left(api: Api, conn: Any) -> None:
+    await put(api, "fails")
+    await invoke(api, "fails", invocationID="fails-1")
+    await end(conn, "fails-1", b'{"half": "an answer"}')
+    await conn.execute("update serverless.invocations set state = 'failed', error = 'boom' where id = 'fails-1'")
+    answer = await api.call("GET", "/invocations/fails-1/result")
+    assert (answer.status, answer.error["code"]) == (409, "serverless.no_result")
+    assert "failed" in answer.error["message"]
+    assert "boom" in answer.error["message"]
+
+
 async def test_a_large_result_is_fetched_from_where_it_is_kept(api: Api, conn: Any) -> None:
     await put(api, "large")
     await invoke(api, "large", invocationID="large-1")

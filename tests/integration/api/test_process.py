@@ -215,3 +215,12 @@ async def test_requests_do_not_share_their_context(api: Api) -> None:
     assert [answer.error["correlation_id"] for answer in missing] == ids
     made_up = await api.call("GET", "/whoami", headers={"X-Correlation-Id": "bad id!" + "x" * 80})
     assert made_up.headers["x-correlation-id"].startswith("cor_")
+
+
+async def test_the_reference_is_a_page_without_a_key(api: Api) -> None:
+    async with api.session.get(f"http://127.0.0.1:{api.port}/docs") as answer:
+        page = await answer.text()
+        assert (answer.status, answer.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+    assert 'id="createAllocation"' in page
+    assert 'id="callFunction"' in page

@@ -23,7 +23,7 @@ from penstock.serverless.service.invoke import Invoker
 from penstock.serverless.store import reads
 from penstock.serverless.waiting import waiting_for
 from penstock.wire.rest import DeadLetter, InvocationRequest
-from penstock.wire.serverless import Mode
+from penstock.wire.serverless import Mode, State
 
 RETRIES_MAX: Final = 100
 _ID_CHARS_MAX: Final = 64
@@ -101,12 +101,14 @@ class Results:
             raise no_invocation()
         if not found.ended:
             raise NotFinished(f"the invocation is {found.state}: it has no result yet")
+        if found.state is not State.SUCCEEDED:
+            raise NoResult(f"the invocation is {found.state} and has no result: {found.error}".rstrip(": "))
         kind = found.result_type or "application/json"
         if found.result_ref:
             size, chunks = await self.bytes_.open(caller.project_id, str(found.result_ref["key"]))
             return Content(content_type=kind, size=size, chunks=chunks)
         if found.result is None:
-            raise NoResult(f"the invocation is {found.state} and has no result: {found.error}".rstrip(": "))
+            raise NoResult("the invocation succeeded without a result")
         content = raw_body(found.result, content_type=kind, encoding=found.encoding)
         return Content(content_type=kind, size=len(content), chunks=_one(content))
 

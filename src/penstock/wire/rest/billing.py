@@ -1,12 +1,14 @@
 """What organisations own, spend and are billed. Amounts are whole micro-dollars; days and months are UTC's."""
 
-from datetime import date, datetime
+from datetime import date
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body
+from penstock.wire.rest.states import BalanceState
+from penstock.wire.times import Time
 
 Amount = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 Memo = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -19,7 +21,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     `metered_microusd_per_hour` today's average of everything else."""
 
     organisation_id: str
-    state: str
+    state: BalanceState
     available_microusd: int
     balance_microusd: int
     credit_microusd: int
@@ -28,9 +30,9 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     burn_microusd_per_hour: int
     metered_microusd_per_hour: int
     lasts_s: float | None
-    ends_at: datetime | None
-    accrued_until: datetime
-    at: datetime
+    ends_at: Time | None
+    accrued_until: Time
+    at: Time
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +68,10 @@ class StatementLine(msgspec.Struct, frozen=True, kw_only=True):
 
     transfer_id: str
     kind: str
-    at: datetime
+    at: Time
     memo: str
     corrects: str | None
-    window_start: datetime | None
+    window_start: Time | None
     correlation_id: str
     change: Funds
     after: Funds
@@ -103,8 +105,8 @@ class UsageWindow(msgspec.Struct, frozen=True, kw_only=True):
     meter: str
     sku: str
     gpus: int
-    from_at: datetime
-    until_at: datetime
+    from_at: Time
+    until_at: Time
     quantity: int
     price_microusd: int
     per: int
@@ -118,12 +120,12 @@ class LedgerTransfer(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     kind: str
     organisation_id: str
-    at: datetime
+    at: Time
     memo: str
     corrects: str | None
     corrected_by: list[str]
-    window_start: datetime | None
-    run_at: datetime | None
+    window_start: Time | None
+    run_at: Time | None
     correlation_id: str
     entries: list[LedgerEntry]
     usage: list[UsageWindow] = []
@@ -154,7 +156,7 @@ class InvoiceMovement(msgspec.Struct, frozen=True, kw_only=True):
 
     transfer_id: str
     kind: str
-    at: datetime
+    at: Time
     memo: str
     corrects: str | None
     amount_microusd: int
@@ -179,7 +181,7 @@ class Invoice(msgspec.Struct, frozen=True, kw_only=True):
     organisation_id: str
     organisation_name: str
     draft: bool
-    accrued_until: datetime
+    accrued_until: Time
     currency: str
     lines: list[InvoiceLine]
     lines_left_out: int
@@ -232,7 +234,7 @@ class PricePut(Body, frozen=True):
 
     price_microusd: Annotated[int, Meta(ge=0, le=1_000_000_000_000)]
     per: Annotated[int, Meta(ge=1, le=1_000_000_000_000_000)]
-    effective_at: Annotated[datetime, Meta(tz=True)] | None = None
+    effective_at: Time | None = None
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,8 +244,8 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     price_microusd: int
     per: int
-    effective_at: datetime
-    created_at: datetime
+    effective_at: Time
+    created_at: Time
     created_by: str
     in_force: bool
 
@@ -268,6 +270,6 @@ class LedgerReport(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger recomputed from its entries. Of each check at most a hundred problems are listed."""
 
     holds: bool
-    at: datetime
+    at: Time
     checks: list[LedgerCheck]
     problems: list[LedgerProblem]

@@ -1,12 +1,13 @@
 """Budgets: what a project or a key may spend in a period."""
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body
+from penstock.wire.rest.states import BudgetAction, BudgetPeriod
+from penstock.wire.times import Time
 
 
 class BudgetPut(Body, frozen=True):
@@ -25,13 +26,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     project_id: str
     key_id: str | None
-    period: str
+    period: BudgetPeriod
     limit_microusd: int
-    action: str
+    action: BudgetAction
     spent_microusd: int
     reserved_microusd: int
     remaining_microusd: int
-    period_start: datetime
-    resets_at: datetime
-    created_at: datetime
-    updated_at: datetime
+    period_start: Time
+    resets_at: Time
+    created_at: Time
+    updated_at: Time

@@ -1,12 +1,13 @@
 """SKUs, quotas and allocations."""
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body, Labels, Name, Slug
+from penstock.wire.rest.states import AllocationPurpose, AllocationState
+from penstock.wire.times import Time
 
 
 class SkuPut(Body, frozen=True):
@@ -125,8 +126,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     packages: int
     version: int
-    created_at: datetime
-    updated_at: datetime
+    created_at: Time
+    updated_at: Time
     lock: str = ""
 
 
@@ -146,8 +147,8 @@ class AllocationUpdate(Body, frozen=True):
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One move of the state machine."""
 
-    state: str
-    at: datetime
+    state: AllocationState
+    at: Time
     reason: str
 
 
@@ -158,11 +159,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     project_id: str
     name: str | None
-    purpose: str
+    purpose: AllocationPurpose
     sku: str
     gpus: int
     image: str
-    state: str
+    state: AllocationState
     reason: str
     labels: dict[str, str]
     ports: list[int]
@@ -170,10 +171,10 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuids: list[str]
     simulated: bool
     price_microusd_per_hour: int
-    created_at: datetime
-    active_at: datetime | None
-    ended_at: datetime | None
-    deadline_at: datetime | None
+    created_at: Time
+    active_at: Time | None
+    ended_at: Time | None
+    deadline_at: Time | None
     version: int
     access_urls: dict[str, str]
     runtime: str = ""

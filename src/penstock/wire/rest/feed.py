@@ -1,11 +1,12 @@
 """Events, audit and dead letters."""
 
-from datetime import date, datetime
+from datetime import date
 from typing import Any
 
 import msgspec
 
 from penstock.wire.rest.fleet import Task
+from penstock.wire.times import Time
 
 
 class EventOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +19,7 @@ class EventOut(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     project_id: str | None
     correlation_id: str
-    occurred_at: datetime
+    occurred_at: Time
     payload: dict[str, Any]
 
 
@@ -26,7 +27,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Who did what."""
 
     id: str
-    at: datetime
+    at: Time
     actor_id: str
     actor_kind: str
     action: str
@@ -52,7 +53,7 @@ class AuditChain(msgspec.Struct, frozen=True, kw_only=True):
     chain: str
     position: int
     hash: str
-    linked_at: datetime | None
+    linked_at: Time | None
     unlinked: int
 
 
@@ -63,7 +64,7 @@ class DeadLetterOut(msgspec.Struct, frozen=True, kw_only=True):
     event_type: str
     aggregate_id: str
     version: int
-    occurred_at: datetime
+    occurred_at: Time
     attempts: int
     last_error: str
 
@@ -72,7 +73,7 @@ class SagaStep(msgspec.Struct, frozen=True, kw_only=True):
     """One event of an allocation's saga."""
 
     allocation_id: str
-    at: datetime
+    at: Time
     what: str
     detail: str = ""
 
@@ -85,7 +86,7 @@ class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
     account_id: str
     amount_microusd: int
     memo: str
-    at: datetime
+    at: Time
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True):
     day: date
     quantity: int
     amount_microusd: int
-    until_at: datetime
+    until_at: Time
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

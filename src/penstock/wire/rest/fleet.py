@@ -1,12 +1,13 @@
 """Nodes, their GPUs and tasks."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body, Slug
+from penstock.wire.rest.states import NodeState, SlotHealth, TaskState
+from penstock.wire.times import Time
 
 
 class EnrolmentTokenCreate(Body, frozen=True):
@@ -23,7 +24,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
     node_name: str
     kind: str
-    expires_at: datetime
+    expires_at: Time
     command: str
 
 
@@ -58,7 +59,7 @@ class GpuReadings(msgspec.Struct, frozen=True, kw_only=True):
     """What a GPU's sensors last showed; none where it has no such sensor. Memory errors are counted since its driver
     was loaded, faults since its agent started."""
 
-    at: datetime
+    at: Time
     temperature_c: int | None
     power_w: float | None
     utilization_percent: int | None
@@ -74,8 +75,8 @@ class GpuQuarantine(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: str
     detail: str
-    since: datetime
-    well_since: datetime | None
+    since: Time
+    well_since: Time | None
     probing: bool
     probe_detail: str
 
@@ -99,7 +100,7 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     memory_bytes: int
     simulated: bool
-    health: str
+    health: SlotHealth
     health_detail: str
     allocation_id: str | None = None
     kind: str = "gpu"
@@ -117,19 +118,19 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    state: str
+    state: NodeState
     state_reason: str
     simulated: bool
     agent_version: str
     gpus_total: int
     gpus_free: int
     labels: dict[str, str]
-    last_heartbeat_at: datetime | None
-    certificate_expires_at: datetime | None
-    created_at: datetime
+    last_heartbeat_at: Time | None
+    certificate_expires_at: Time | None
+    created_at: Time
     #: Whether functions' workers may run there: its sidecar is up and reaches NATS.
     serves_functions: bool
-    release_at: datetime | None = None
+    release_at: Time | None = None
     gpus: list[NodeGpu] = []
 
 
@@ -159,10 +160,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     node_id: str
     type: str
     allocation_id: str | None
-    state: str
+    state: TaskState
     fence: int
     attempts: int
     error_code: str
     detail: str
-    created_at: datetime
-    finished_at: datetime | None
+    created_at: Time
+    finished_at: Time | None

@@ -1,12 +1,13 @@
 """Organisations, projects, people, keys, identity providers and sessions."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body, Name
+from penstock.wire.rest.states import PrincipalKind, ProjectRole
+from penstock.wire.times import Time
 
 #: A provider's token, an audience or a client's name: printable ASCII, so that it can stand in a header or a URL.
 Token = Annotated[str, Meta(min_length=1, max_length=16_384, pattern=r"^[\x21-\x7e]+$(?!\n)")]
@@ -18,11 +19,11 @@ class Whoami(msgspec.Struct, frozen=True, kw_only=True):
     """The caller as the server sees it."""
 
     principal_id: str
-    principal_kind: str
+    principal_kind: PrincipalKind
     display_name: str
     organisation_id: str
     project_id: str
-    role: str
+    role: ProjectRole
     operator: bool
     key_id: str | None
     #: The session that the caller logged in with, if not by a key.
@@ -42,7 +43,7 @@ class Organisation(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    created_at: datetime
+    created_at: Time
 
 
 class ProjectCreate(Body, frozen=True):
@@ -64,23 +65,23 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     organisation_id: str
     name: str
-    created_at: datetime
+    created_at: Time
 
 
 class MemberPut(Body, frozen=True):
     """Give a principal a role in a project: owner, admin, developer, viewer, billing."""
 
-    role: str
+    role: ProjectRole
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """A principal's role in a project."""
 
     principal_id: str
-    principal_kind: str
+    principal_kind: PrincipalKind
     display_name: str
-    role: str
-    created_at: datetime
+    role: ProjectRole
+    created_at: Time
 
 
 class UserCreate(Body, frozen=True):
@@ -98,15 +99,15 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     issuer: str
     subject: str
     display_name: str
-    created_at: datetime
-    disabled_at: datetime | None = None
+    created_at: Time
+    disabled_at: Time | None = None
 
 
 class ServiceAccountCreate(Body, frozen=True):
     """A principal for programs, with a role in the current project that is no higher than the caller's."""
 
     name: Name
-    role: str
+    role: ProjectRole
 
 
 class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +116,8 @@ class ServiceAccount(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     project_id: str
     name: str
-    role: str
-    created_at: datetime
+    role: ProjectRole
+    created_at: Time
 
 
 class KeyCreate(Body, frozen=True):
@@ -124,7 +125,7 @@ class KeyCreate(Body, frozen=True):
     its role is at most the caller's and its owner's."""
 
     name: Name
-    role: str
+    role: ProjectRole
     service_account_id: str | None = None
     expires_in_s: Annotated[int, Meta(ge=60, le=366 * 24 * 3600)] | None = None
 
@@ -135,13 +136,13 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     hint: str
-    role: str
+    role: ProjectRole
     principal_id: str
     project_id: str
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    last_used_at: datetime | None
+    created_at: Time
+    expires_at: Time | None
+    revoked_at: Time | None
+    last_used_at: Time | None
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +183,7 @@ class IdentityProvider(msgspec.Struct, frozen=True, kw_only=True):
     groups_claim: str
     session_s: int
     enabled: bool
-    created_at: datetime
+    created_at: Time
 
 
 class LoginProvider(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +223,7 @@ class GroupMapping(msgspec.Struct, frozen=True, kw_only=True):
     project_id: str | None
     organisation_id: str | None
     operator: bool
-    created_at: datetime
+    created_at: Time
 
 
 class SessionCreate(Body, frozen=True):
@@ -240,10 +241,10 @@ class LoginSession(msgspec.Struct, frozen=True, kw_only=True):
     principal_id: str
     provider: str
     groups: list[str]
-    created_at: datetime
-    expires_at: datetime
-    revoked_at: datetime | None
-    last_used_at: datetime | None
+    created_at: Time
+    expires_at: Time
+    revoked_at: Time | None
+    last_used_at: Time | None
 
 
 class SessionCreated(msgspec.Struct, frozen=True, kw_only=True):

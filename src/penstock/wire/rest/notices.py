@@ -1,12 +1,13 @@
 """Webhooks and their deliveries."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body
+from penstock.wire.rest.states import DeliveryState, WebhookState
+from penstock.wire.times import Time
 
 WebhookUrl = Annotated[str, Meta(min_length=1, max_length=2048)]
 #: An event's type, all that begin alike (`provisioning.*`), or all (`*`).
@@ -37,15 +38,15 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     url: str
     event_types: list[str]
-    state: str
+    state: WebhookState
     reason: str
     failures: int
-    failing_since: datetime | None
-    next_try_at: datetime | None
-    old_secret_until: datetime | None
-    created_at: datetime
+    failing_since: Time | None
+    next_try_at: Time | None
+    old_secret_until: Time | None
+    created_at: Time
     created_by: str
-    updated_at: datetime
+    updated_at: Time
 
 
 class WebhookCreated(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +64,11 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     webhook_id: str
     event_id: str
     event_type: str
-    state: str
+    state: DeliveryState
     attempts: int
-    next_try_at: datetime | None
+    next_try_at: Time | None
     error: str
     detail: str
     status: int | None
-    created_at: datetime
-    finished_at: datetime | None
+    created_at: Time
+    finished_at: Time | None

@@ -1,8 +1,9 @@
 """What operators look at: the fleet at a glance, and what is stuck."""
 
-from datetime import datetime
-
 import msgspec
+
+from penstock.wire.rest.states import NodeState
+from penstock.wire.times import Time
 
 
 class GpuCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +21,7 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    state: str
+    state: NodeState
     simulated: bool
     agent_version: str
     gpus_total: int
@@ -28,13 +29,13 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True):
     gpus_unusable: int
     units: int
     heartbeat_age_s: float | None
-    release_at: datetime | None
+    release_at: Time | None
 
 
 class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     """The fleet now. `node_list` is cut at the limit that was asked for; the counts are of all."""
 
-    at: datetime
+    at: Time
     nodes: dict[str, int]
     gpus: list[GpuCount]
     allocations: dict[str, int]
@@ -46,6 +47,6 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     id: str
-    since: datetime | None
+    since: Time | None
     reason: str
     repair: str

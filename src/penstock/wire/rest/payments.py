@@ -1,12 +1,13 @@
 """Top-ups, refunds and the inbox of the payment provider's events."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body
+from penstock.wire.rest.states import PaymentState, ProviderEventState, RefundState
+from penstock.wire.times import Time
 
 #: Whole cents, up to a million dollars.
 Cents = Annotated[int, Meta(ge=10_000, le=1_000_000_000_000, multiple_of=10_000)]
@@ -33,14 +34,14 @@ class Refund(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     payment_id: str
-    state: str
+    state: RefundState
     amount_microusd: int
     reason: str
     failure: str
     provider_refund_id: str | None
     created_by: str
-    created_at: datetime
-    completed_at: datetime | None
+    created_at: Time
+    completed_at: Time | None
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
     `refunded_microusd` counts refunds that are under way. `refunds` are shown for one payment only."""
 
     id: str
-    state: str
+    state: PaymentState
     provider: str
     amount_microusd: int
     currency: str
@@ -56,8 +57,8 @@ class Payment(msgspec.Struct, frozen=True, kw_only=True):
     checkout_url: str
     reason: str
     created_by: str
-    created_at: datetime
-    completed_at: datetime | None
+    created_at: Time
+    completed_at: Time | None
     refunds: list[Refund] = []
 
 
@@ -68,12 +69,12 @@ class ProviderEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     provider: str
     type: str
-    state: str
+    state: ProviderEventState
     reason: str
     payment_id: str | None
     attempts: int
-    received_at: datetime
-    handled_at: datetime | None
+    received_at: Time
+    handled_at: Time | None
     body: str = ""
 
 

@@ -1,12 +1,12 @@
 """Secrets: written, never read."""
 
-from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from penstock.wire.rest.common import Body
+from penstock.wire.times import Time
 
 
 class SecretPut(Body, frozen=True):
@@ -20,7 +20,7 @@ class SecretVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A value that the secret has or had."""
 
     version: int
-    created_at: datetime
+    created_at: Time
     created_by: str
 
 
@@ -30,8 +30,8 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: int
-    created_at: datetime
+    created_at: Time
     created_by: str
-    updated_at: datetime
+    updated_at: Time
     updated_by: str
     versions: list[SecretVersion] = []

@@ -5,7 +5,6 @@
 everything else is ours.
 """
 
-from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -13,7 +12,9 @@ from msgspec import Meta
 
 from penstock.wire.rest.common import Body, Labels, Slug
 from penstock.wire.rest.compute import SecretUse
+from penstock.wire.rest.states import InvocationMode, InvocationState, WorkerState
 from penstock.wire.serverless import TIMEOUT_S_MAX, Mode
+from penstock.wire.times import Time
 
 T = TypeVar("T")
 
@@ -104,8 +105,8 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting_for: str
     url: str
-    created_at: datetime
-    updated_at: datetime
+    created_at: Time
+    updated_at: Time
 
 
 class FunctionVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +114,7 @@ class FunctionVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     definition: FunctionPut
-    created_at: datetime
+    created_at: Time
     created_by: str
     current: bool
     serving: bool
@@ -125,13 +126,13 @@ class FunctionWorker(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: int
     allocation_id: str
-    state: str
+    state: WorkerState
     reason: str
     slots: int
     inflight: int
     served: int
-    created_at: datetime
-    ready_at: datetime | None
+    created_at: Time
+    ready_at: Time | None
 
 
 class Rollback(Body, frozen=True):
@@ -155,8 +156,8 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     project_id: str
     function: str
-    mode: str
-    state: str
+    mode: InvocationMode
+    state: InvocationState
     attempts: int
     version: int | None
     worker: str | None
@@ -170,12 +171,12 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
     parent_id: str | None
     timeout_s: float | None
     duration_ms: int
-    created_at: datetime
-    due_at: datetime
-    expires_at: datetime | None
-    dispatched_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
+    created_at: Time
+    due_at: Time
+    expires_at: Time | None
+    dispatched_at: Time | None
+    started_at: Time | None
+    finished_at: Time | None
     content_type: str = ""
     encoding: str = ""
     body: Any = None
@@ -209,7 +210,7 @@ class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     kind: str
     text: str
-    at: datetime
+    at: Time
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,9 +222,9 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     invocation_id: str | None
     failure_class: str
     error: str
-    created_at: datetime
+    created_at: Time
     replayed_as: str | None
-    replayed_at: datetime | None
+    replayed_at: Time | None
 
 
 class InvocationRequest(Body, frozen=True):
@@ -248,16 +249,16 @@ class InvocationAck(msgspec.Struct, frozen=True, kw_only=True):
 
     invocationID: str
     serverlessRequestID: str
-    mode: str
+    mode: InvocationMode
     subject: str
     resultSubject: str
     metricsSubject: str
     stream: str
     sequence: int
     duplicate: bool
-    acceptedAt: datetime
+    acceptedAt: Time
     #: Ours.
-    state: str = "queued"
+    state: InvocationState = "queued"
 
 
 class InvocationOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,8 +266,8 @@ class InvocationOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     invocationID: str
     serverlessRequestID: str
-    mode: str
-    state: str
+    mode: InvocationMode
+    state: InvocationState
     failureClass: str
     workerName: str
     workerNamespace: str
@@ -275,8 +276,8 @@ class InvocationOutcome(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str]
     body: Any
     error: str
-    startedAt: datetime | None
-    completedAt: datetime | None
+    startedAt: Time | None
+    completedAt: Time | None
     #: Ours.
     encoding: str = ""
     result: ObjectUse | None = None
@@ -363,11 +364,11 @@ class GpuUnit(msgspec.Struct, frozen=True, kw_only=True):
     access: UnitAccess
     serverless: UnitServerless
     status: GpuUnitStatus
-    createdAt: datetime
+    createdAt: Time
 
 
 class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
     """What the project's callbacks are signed with (`Penstock-Signature`, as on webhooks)."""
 
     secret: str
-    created_at: datetime
+    created_at: Time

@@ -1,8 +1,8 @@
 """Objects, without their bytes: those are bodies by themselves."""
 
-from datetime import datetime
-
 import msgspec
+
+from penstock.wire.times import Time
 
 
 class Object(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,7 +12,7 @@ class Object(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     sha256: str
     content_type: str
-    created_at: datetime
+    created_at: Time
     created_by: str
 
 
