@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import sys
+from collections.abc import Sequence
 
 import uvloop
 
@@ -21,7 +22,7 @@ NAMES = (
 )
 
 
-async def _run(names: list[str]) -> bool:
+async def _run(names: Sequence[str]) -> bool:
     good = True
     for name in names:
         print(f"# {name}", file=sys.stderr, flush=True)
@@ -33,7 +34,7 @@ async def _run(names: list[str]) -> bool:
 
 def main() -> None:
     """Exit 1 when a bar is missed, 2 for an unknown name."""
-    names = list(NAMES) if sys.argv[1:] in ([], ["all"]) else sys.argv[1:]
+    names = NAMES if sys.argv[1:] in ([], ["all"]) else sys.argv[1:]
     unknown = [name for name in names if name not in NAMES]
     if unknown:
         print(f"unknown measurement {unknown[0]}; there are: {', '.join(NAMES)}", file=sys.stderr)

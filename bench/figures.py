@@ -62,6 +62,11 @@ def none(name: str, value: int, unit: str) -> Figure:
     return Figure(name, value, unit, 0, 0.0, at_least=False, ratio=float(value))
 
 
+def unmeasured(name: str, unit: str, bar: float) -> Figure:
+    """A rate whose reference could not be had here: the bar is missed, not skipped."""
+    return Figure(name, 0.0, unit, 0.0, bar, at_least=True, ratio=-1.0)
+
+
 def fact(name: str, value: float, unit: str) -> Figure:
     """Something to know, without a bar."""
     return Figure(name, value, unit, value, -1.0, at_least=True, ratio=1.0)

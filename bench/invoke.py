@@ -17,7 +17,7 @@ import asyncpg
 
 from bench import peers
 from bench.chain import Chain
-from bench.figures import REPETITIONS, Figure, bound, fact, latency, median_of_three, percentile, rate
+from bench.figures import REPETITIONS, Figure, bound, fact, latency, median_of_three, percentile, rate, unmeasured
 from bench.peers import http_load
 from bench.peers.http_load import Connection
 from bench.stack import Stack, running
@@ -48,10 +48,14 @@ async def run() -> list[Figure]:
             figures = await _warm(stack, client, celery)
             figures += await _flood(stack, client)
             figures += await _queue(stack, client)
-    for name, told in (("ray_serve", ray), ("bentoml", bento)):
-        for key, value in told.items():
-            figures.append(fact(f"invoke_{name}_{key}", value, "ms" if key == "p50_ms" else "per s"))
-    return figures
+    return figures + _told("ray_serve", ray) + _told("bentoml", bento)
+
+
+def _told(name: str, told: dict[str, float]) -> list[Figure]:
+    """A peer's own figures, or one that is missed when it could not be measured."""
+    if not told:
+        return [unmeasured(f"invoke_{name}_per_s", "per s", 0.0)]
+    return [fact(f"invoke_{name}_{key}", value, "ms" if key == "p50_ms" else "per s") for key, value in told.items()]
 
 
 async def deploy(client: AsyncClient, name: str, **definition: Any) -> None:
@@ -85,6 +89,8 @@ async def _warm(stack: Stack, client: AsyncClient, celery: dict[str, float]) -> 
     if celery:
         figures.append(rate("invoke_throughput_16_vs_celery", ours["per_s"], "per s", celery["per_s"], 1.0))
         figures.append(fact("invoke_celery_p50", celery["p50_ms"], "ms"))
+    else:
+        figures.append(unmeasured("invoke_throughput_16_vs_celery", "per s", 1.0))
     cost = sum(after.get(name, 0) - before.get(name, 0) for name in after) / max(done, 1)
     figures.append(fact("invoke_processor_ms", cost * 1000, "ms per invocation"))
     return figures

@@ -6,7 +6,6 @@ judged by the kernel's own count of its CPU time and memory.
 """
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
@@ -230,21 +229,12 @@ async def _killed(stack: Stack, dispatcher: Dispatcher, fleets: list[Fleet]) -> 
     ]
 
 
-async def _placement() -> list[Figure]:
-    """Placement over a fleet of this kind is a measurement of its own."""
-    if importlib.util.find_spec("bench.placement") is None:
-        print("# nodes: there is no bench/placement.py, its figure is left out", file=sys.stderr, flush=True)
-        return []
-    return await importlib.import_module("bench.placement").run()
-
-
 async def run() -> list[Figure]:
-    """The gateway's cost, tasks' latency, the return after a kill, and placement."""
+    """The gateway's cost, tasks' latency, and the return after a kill."""
     telemetry.configure("bench", level="error", log_format="text")
     process.allow_many_files()
     with running() as stack, tempfile.TemporaryDirectory(prefix="penstock-bench-sim-") as folder:
         async with AsyncClient(stack.api, stack.key) as client:
             enroller = Enroller(client, api_url=stack.api, folder=Path(folder), gpus=GPUS)
             identities = await enroller.all(SIZES[-1], lambda line: print(f"# {line}", file=sys.stderr, flush=True))
-        figures = await _measure(stack, identities)
-    return figures + await _placement()
+        return await _measure(stack, identities)

@@ -67,6 +67,7 @@ def _draft(offer: Sku, gpus: int) -> Draft:
         organisation_id="org_default",
         name=None,
         purpose=Purpose.INTERACTIVE,
+        key_id=None,
         sku=offer.name,
         gpus=gpus,
         image="python:3",
