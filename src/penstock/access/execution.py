@@ -18,7 +18,7 @@ from penstock.access.model import Grant
 from penstock.access.service import Access
 from penstock.access.sessions import Ending, Sessions
 from penstock.access.upstream import Dial
-from penstock.kit import jsonbody
+from penstock.kit import jsonbody, parsing
 from penstock.kit.errors import Invalid, PenstockError, Unauthenticated, Unavailable
 from penstock.kit.stream import Stream, StreamAborted
 from penstock.kit.telemetry import correlation_id, logger
@@ -26,6 +26,7 @@ from penstock.wire.tunnel import CONTROL, STDIN, ExecExit, UnitExec
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 COMMAND_BYTES_MAX: Final = 256 << 10
+_NOTE_CHARS_MAX: Final = 1024
 _FIRST_FRAME_S: Final = 10.0
 _HEARTBEAT_S: Final = 20.0
 #: A client that takes nothing for so long is gone.
@@ -130,6 +131,16 @@ class _ClientGone(Exception):
     """The client left or broke the WebSocket protocol."""
 
 
+def read_command(text: str) -> Command:
+    """The command in the first frame, or Invalid."""
+    try:
+        return _command_decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise jsonbody.invalid(str(error)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise Invalid(f"the first frame is not JSON: {error}", field="$") from error
+
+
 async def _first_frame(socket: web.WebSocketResponse) -> Command:
     try:
         message = await socket.receive(timeout=_FIRST_FRAME_S)
@@ -139,14 +150,9 @@ async def _first_frame(socket: web.WebSocketResponse) -> Command:
         raise Invalid("the first frame must be text: a JSON object with argv", field="argv")
     if message.type is not WSMsgType.TEXT:
         raise _ClientGone
-    try:
-        command = _command_decoder.decode(message.data)
-    except msgspec.ValidationError as error:
-        raise jsonbody.invalid(str(error)) from error
-    except msgspec.DecodeError as error:
-        raise Invalid(f"the first frame is not JSON: {error}", field="$") from error
     if len(message.data) > COMMAND_BYTES_MAX:
         raise Invalid(f"argv, env and cwd: max {COMMAND_BYTES_MAX} bytes together", field="argv")
+    command = await parsing.parse(len(message.data), read_command, message.data)
     if not command.argv[0]:
         raise Invalid("argv[0] must name a program", field="argv")
     return command
@@ -189,8 +195,8 @@ async def _take_input(socket: web.WebSocketResponse, stream: Stream) -> None:
 
 def _check_note(text: str) -> None:
     try:
-        note = _note_decoder.decode(text)
-    except msgspec.DecodeError as error:
+        note = _note_decoder.decode(text[:_NOTE_CHARS_MAX])
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
         raise Invalid(f"not a JSON object with a type: {error}", field="type") from error
     if note.type != "eof":
         raise Invalid('the only type of text frame after the first is "eof"', field="type")

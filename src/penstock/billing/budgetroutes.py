@@ -21,7 +21,7 @@ from penstock.wire import rest
 def router(keys: Keys, db: Database) -> Router:
     """All routes of budgets, below /api/v1."""
 
-    @put("/billing/budgets", operation_id="putBudget")
+    @put("/billing/budgets", operation_id="putBudget", opt={"action": "budgets.write"})
     async def put_budget(caller: Caller, once: Once | None, data: rest.BudgetPut) -> Response[rest.Budget]:
         """Set the budget of the project or of one of its keys; what was spent in the period already counts."""
 

@@ -28,7 +28,7 @@ def operator_routes(organisations: Organisations, db: Database) -> list[Any]:
 
 
 def _adjustments(adjustments: Adjust, db: Database) -> list[Any]:
-    @post("/grants", operation_id="createGrant")
+    @post("/grants", operation_id="createGrant", opt={"action": "billing.adjust"})
     async def create_grant(caller: Caller, once: Once | None, data: rest.GrantCreate) -> Response[rest.LedgerTransfer]:
         """Give an organisation promotional credit, which is spent before its balance; operators only."""
 
@@ -37,7 +37,7 @@ def _adjustments(adjustments: Adjust, db: Database) -> list[Any]:
 
         return http.created(await idempotency.run(db, once, effect))
 
-    @post("/corrections", operation_id="createCorrection")
+    @post("/corrections", operation_id="createCorrection", opt={"action": "billing.adjust"})
     async def create_correction(
         caller: Caller, once: Once | None, data: rest.CorrectionCreate
     ) -> Response[rest.LedgerTransfer]:
@@ -55,7 +55,7 @@ def _adjustments(adjustments: Adjust, db: Database) -> list[Any]:
         async with db.read() as conn:
             return await adjustments.terms(conn, caller, organisation_id)
 
-    @put("/terms/{organisation_id:str}", operation_id="putBillingTerms")
+    @put("/terms/{organisation_id:str}", operation_id="putBillingTerms", opt={"action": "billing.adjust"})
     async def put_terms(
         caller: Caller, once: Once | None, organisation_id: str, data: rest.BillingTermsPut
     ) -> Response[rest.BillingTerms]:
@@ -70,7 +70,7 @@ def _adjustments(adjustments: Adjust, db: Database) -> list[Any]:
 
 
 def _prices(db: Database) -> list[Any]:
-    @put("/prices/{name:str}", operation_id="putPrice")
+    @put("/prices/{name:str}", operation_id="putPrice", opt={"action": "billing.adjust"})
     async def put_price(caller: Caller, once: Once | None, name: str, data: rest.PricePut) -> Response[rest.Price]:
         """Set what a unit of a meter costs from a time on, as a new version; operators only. What was metered at an
         earlier price keeps it."""

@@ -60,7 +60,7 @@ def router(db: Database, provider: Provider | None, urls: ReturnUrls, terms: Pay
 
 
 def _payments(db: Database, use: Topups) -> list[Any]:
-    @post("/billing/topups", operation_id="createTopup")
+    @post("/billing/topups", operation_id="createTopup", opt={"action": "billing.write"})
     async def create_topup(caller: Caller, once: Once | None, data: rest.TopupCreate) -> Response[rest.Payment]:
         """Begin a payment. `checkout_url` in the answer is where a person pays; the balance is credited when the
         provider tells that they did."""
@@ -88,7 +88,7 @@ def _payments(db: Database, use: Topups) -> list[Any]:
 
 
 def _refunds(db: Database, provider: Provider | None, terms: PaymentTerms) -> list[Any]:
-    @post("/billing/refunds", operation_id="createRefund")
+    @post("/billing/refunds", operation_id="createRefund", opt={"action": "billing.adjust"})
     async def create_refund(caller: Caller, once: Once | None, data: rest.RefundCreate) -> Response[rest.Refund]:
         """Pay back a part of a payment; operators only. At most what is left of the payment and of the balance. The
         amount is on hold until the provider has paid, or has refused."""
@@ -109,7 +109,12 @@ def _refunds(db: Database, provider: Provider | None, terms: PaymentTerms) -> li
 
         return http.created(await idempotency.run(db, once, effect))
 
-    @post("/billing/refunds/{refund_id:str}/retry", operation_id="retryRefund", status_code=200)
+    @post(
+        "/billing/refunds/{refund_id:str}/retry",
+        operation_id="retryRefund",
+        opt={"action": "billing.adjust"},
+        status_code=200,
+    )
     async def retry_refund(caller: Caller, once: Once | None, refund_id: str) -> Response[rest.Refund]:
         """Ask the provider once more; operators only."""
         checked = path_id("rfd", refund_id)
@@ -153,7 +158,12 @@ def _inbox(db: Database) -> list[Any]:
             event = await inbox.find(conn, caller, event_id)
         return msgspec.structs.replace(_event(event), body=event.body.decode("utf-8", "replace"))
 
-    @post("/billing/provider-events/{event_id:str}/accept", operation_id="acceptProviderEvent", status_code=200)
+    @post(
+        "/billing/provider-events/{event_id:str}/accept",
+        operation_id="acceptProviderEvent",
+        opt={"action": "billing.adjust"},
+        status_code=200,
+    )
     async def accept_event(
         caller: Caller, once: Once | None, event_id: str, data: rest.ProviderEventAccept
     ) -> Response[rest.ProviderEvent]:
@@ -165,7 +175,12 @@ def _inbox(db: Database) -> list[Any]:
 
         return _ok(await idempotency.run(db, once, effect))
 
-    @post("/billing/provider-events/{event_id:str}/discard", operation_id="discardProviderEvent", status_code=200)
+    @post(
+        "/billing/provider-events/{event_id:str}/discard",
+        operation_id="discardProviderEvent",
+        opt={"action": "billing.adjust"},
+        status_code=200,
+    )
     async def discard_event(
         caller: Caller, once: Once | None, event_id: str, data: rest.ProviderEventDiscard
     ) -> Response[rest.ProviderEvent]:

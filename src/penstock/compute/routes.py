@@ -56,7 +56,7 @@ def router(
 
 
 def _allocation_routes(create: Create, release: Release, db: Database, gateway_url: str) -> Sequence[HTTPRouteHandler]:
-    @post("/allocations", operation_id="createAllocation")
+    @post("/allocations", operation_id="createAllocation", opt={"action": "allocations.create"})
     async def create_allocation(
         caller: Caller, once: Once | None, data: rest.AllocationCreate
     ) -> Response[rest.Allocation]:
@@ -95,14 +95,19 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
         async with db.read() as conn:
             return schemas.allocation(await read.get(conn, caller, wanted), gateway_url)
 
-    @patch("/allocations/{allocation_id:str}", operation_id="updateAllocation")
+    @patch("/allocations/{allocation_id:str}", operation_id="updateAllocation", opt={"action": "allocations.update"})
     async def update_allocation(caller: Caller, allocation_id: str, data: rest.AllocationUpdate) -> rest.Allocation:
         """Change the name or replace the labels."""
         wanted = http.path_id("alc", allocation_id)
         async with db.transaction() as tx:
             return schemas.allocation(await read.update(tx, caller, wanted, data), gateway_url)
 
-    @post("/allocations/{allocation_id:str}/release", operation_id="releaseAllocation", status_code=200)
+    @post(
+        "/allocations/{allocation_id:str}/release",
+        operation_id="releaseAllocation",
+        opt={"action": "allocations.release"},
+        status_code=200,
+    )
     async def release_allocation(caller: Caller, allocation_id: str, data: rest.ReleaseRequest) -> rest.Allocation:
         """Ask for the end; asking again changes nothing, and tries again what could not be released."""
         wanted = http.path_id("alc", allocation_id)
@@ -130,7 +135,7 @@ def _sku_routes(db: Database) -> Sequence[HTTPRouteHandler]:
         async with db.read() as conn:
             return schemas.sku(await catalogue.offer(conn, caller, name))
 
-    @put("/skus/{name:str}", operation_id="putSku")
+    @put("/skus/{name:str}", operation_id="putSku", opt={"action": "skus.write"})
     async def put_sku(caller: Caller, name: str, data: rest.SkuPut) -> rest.Sku:
         """Define or change an offer; operators only."""
         if not _SLUG.fullmatch(name):
@@ -149,7 +154,7 @@ def _quota_routes(quotas: Quotas, db: Database) -> Sequence[HTTPRouteHandler]:
         async with db.read() as conn:
             return schemas.quota(await quotas.read(conn, caller, wanted))
 
-    @put("/projects/{project_id:str}/quota", operation_id="putQuota")
+    @put("/projects/{project_id:str}/quota", operation_id="putQuota", opt={"action": "quotas.write"})
     async def put_quota(caller: Caller, project_id: str, data: rest.QuotaPut) -> rest.Quota:
         """Set the project's limit; operators only."""
         wanted = http.path_id("prj", project_id)
@@ -176,13 +181,14 @@ def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
         async with db.read() as conn:
             return schemas.runtime(await runtimes.get(conn, caller, name))
 
-    @put("/runtimes/{name:str}", operation_id="putRuntime")
+    @put("/runtimes/{name:str}", operation_id="putRuntime", opt={"action": "runtimes.write"})
     async def put_runtime(caller: Caller, name: str, data: rest.RuntimePut) -> rest.Runtime:
         """Define or change an environment. Allocations keep the one that they were made with."""
         if not _SLUG.fullmatch(name):
             raise Invalid("name must be a slug of max 63 characters", field="name")
+        recipe = await runtimes.check(caller, data)
         async with db.transaction() as tx:
-            return schemas.runtime(await runtimes.put(tx, caller, name, data))
+            return schemas.runtime(await runtimes.put(tx, caller, name, recipe))
 
     @delete("/runtimes/{name:str}", operation_id="deleteRuntime")
     async def delete_runtime(caller: Caller, name: str) -> None:
@@ -200,7 +206,7 @@ def _egress_routes(db: Database) -> Sequence[HTTPRouteHandler]:
         async with db.read() as conn:
             return rest.EgressRules(rules=await egress.find(conn, caller))
 
-    @put("/egress", operation_id="putEgress")
+    @put("/egress", operation_id="putEgress", opt={"action": "egress.write"})
     async def put_egress(caller: Caller, data: rest.EgressRules) -> rest.EgressRules:
         """Set where they may connect to; for allocations that are made from now on."""
         async with db.transaction() as tx:
@@ -222,7 +228,7 @@ def _stock_routes(db: Database) -> Sequence[HTTPRouteHandler]:
         last = items[-1]
         return rest.Page(items=items, next_cursor=paging.encode_cursor("f", last.sku, last.gpus, last.image))
 
-    @put("/stock/{sku:str}", operation_id="putStock")
+    @put("/stock/{sku:str}", operation_id="putStock", opt={"action": "stock.write"})
     async def put_stock(caller: Caller, sku: str, data: rest.StockFloorPut) -> rest.StockFloor:
         """Set how many units of a shape are kept ready; operators only."""
         async with db.transaction() as tx:

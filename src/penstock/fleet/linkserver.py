@@ -310,7 +310,7 @@ class LinkServer:
         try:
             peer = await self.peers.identify(request)
             body = await _read_body(request)
-            wanted = jsonbody.decode(body, _renew_decoder)
+            wanted = await jsonbody.read(body, _renew_decoder)
             async with self._db.transaction() as tx:
                 enrolled = await self._enrolment.renew(tx, peer.node_id, wanted.csr_pem)
         except PenstockError as error:

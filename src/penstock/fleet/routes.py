@@ -57,7 +57,7 @@ def _enrolment(enrolment: Enrolment, db: Database) -> list[Any]:
         async with db.transaction() as tx:
             return await enrolment.enrol(tx, token=data.token, node_name=data.node_name, csr_pem=data.csr_pem)
 
-    @post("/nodes/enrolment-tokens", operation_id="createEnrolmentToken")
+    @post("/nodes/enrolment-tokens", operation_id="createEnrolmentToken", opt={"action": "nodes.write"})
     async def create_token(
         caller: Caller, once: Once | None, credential: str, data: rest.EnrolmentTokenCreate
     ) -> Response[rest.EnrolmentToken]:
@@ -68,7 +68,7 @@ def _enrolment(enrolment: Enrolment, db: Database) -> list[Any]:
 
         return await _token(db, once, credential, make)
 
-    @post("/nodes/{node_id:str}/recovery-tokens", operation_id="createRecoveryToken")
+    @post("/nodes/{node_id:str}/recovery-tokens", operation_id="createRecoveryToken", opt={"action": "nodes.write"})
     async def create_recovery_token(
         caller: Caller, once: Once | None, credential: str, node_id: str
     ) -> Response[rest.EnrolmentToken]:
@@ -183,27 +183,27 @@ def _orders(orders: Nodes, claims: Claims, db: Database) -> list[Any]:
             found = await nodes.find(conn, caller, moved.id)
             return (await _show(conn, claims, [found], with_gpus=True))[0]
 
-    @post("/nodes/{node_id:str}/cordon", operation_id="cordonNode", status_code=200)
+    @post("/nodes/{node_id:str}/cordon", operation_id="cordonNode", opt={"action": "nodes.write"}, status_code=200)
     async def cordon(caller: Caller, node_id: str, data: rest.NodeStateChange) -> rest.Node:
         """Give the node no new work; what runs goes on."""
         return await follow(orders.cordon, caller, node_id, data)
 
-    @post("/nodes/{node_id:str}/uncordon", operation_id="uncordonNode", status_code=200)
+    @post("/nodes/{node_id:str}/uncordon", operation_id="uncordonNode", opt={"action": "nodes.write"}, status_code=200)
     async def uncordon(caller: Caller, node_id: str, data: rest.NodeStateChange) -> rest.Node:
         """Give the node new work again."""
         return await follow(orders.uncordon, caller, node_id, data)
 
-    @post("/nodes/{node_id:str}/drain", operation_id="drainNode", status_code=200)
+    @post("/nodes/{node_id:str}/drain", operation_id="drainNode", opt={"action": "nodes.write"}, status_code=200)
     async def drain(caller: Caller, node_id: str, data: rest.NodeDrain) -> rest.Node:
         """Give the node no new work and let what runs leave: by itself within the grace, else it is released."""
         return await follow(partial(orders.drain, grace_s=data.grace_s), caller, node_id, data)
 
-    @post("/nodes/{node_id:str}/revoke", operation_id="revokeNode", status_code=200)
+    @post("/nodes/{node_id:str}/revoke", operation_id="revokeNode", opt={"action": "nodes.write"}, status_code=200)
     async def revoke(caller: Caller, node_id: str, data: rest.NodeStateChange) -> rest.Node:
         """Revoke the node's certificates; its connections end within seconds."""
         return await follow(orders.revoke, caller, node_id, data)
 
-    @post("/nodes/{node_id:str}/retire", operation_id="retireNode", status_code=200)
+    @post("/nodes/{node_id:str}/retire", operation_id="retireNode", opt={"action": "nodes.write"}, status_code=200)
     async def retire(caller: Caller, node_id: str, data: rest.NodeStateChange) -> rest.Node:
         """End the node's life for good. A node that answers has to be empty."""
         return await follow(orders.retire, caller, node_id, data)
@@ -215,6 +215,7 @@ def _slots(claims: Claims, db: Database) -> list[Any]:
     @post(
         "/nodes/{node_id:str}/slots/{slot_id:str}/force-cleanup",
         operation_id="forceSlotCleanup",
+        opt={"action": "nodes.write"},
         status_code=200,
     )
     async def force_cleanup(caller: Caller, node_id: str, slot_id: str, data: rest.SlotCleanup) -> rest.NodeGpu:
@@ -239,7 +240,12 @@ def _gpus(claims: Claims, db: Database) -> list[Any]:
         holders = await claims.holders(tx, [slot.node_id])
         return schemas.gpu(slot, holders, await gpus.conditions(tx, [slot.node_id]))
 
-    @post("/nodes/{node_id:str}/slots/{slot_id:str}/quarantine", operation_id="quarantineGpu", status_code=200)
+    @post(
+        "/nodes/{node_id:str}/slots/{slot_id:str}/quarantine",
+        operation_id="quarantineGpu",
+        opt={"action": "nodes.write"},
+        status_code=200,
+    )
     async def quarantine(caller: Caller, node_id: str, slot_id: str, data: rest.GpuQuarantineOrder) -> rest.NodeGpu:
         """Take the GPU of a slot, with all its shares, out of service until it is asked back and a probe passes."""
         async with db.transaction() as tx:

@@ -113,7 +113,7 @@ def _providers(db: Database) -> list[Any]:
             found = await providers.list_providers(conn, caller, after=after(page), limit=page.limit + 1)
         return page_of(rest.IdentityProvider, found, page, by="name")
 
-    @put("/identity-providers/{name:str}", operation_id="putIdentityProvider")
+    @put("/identity-providers/{name:str}", operation_id="putIdentityProvider", opt={"action": "providers.write"})
     async def put_provider(caller: Caller, name: str, data: rest.ProviderPut) -> rest.IdentityProvider:
         """Make or change an identity provider; operators only."""
         wanted = Provider(name=_name(name), **msgspec.structs.asdict(data))
@@ -144,7 +144,9 @@ def _mappings(db: Database) -> list[Any]:
             found = await providers.list_mappings(conn, caller, _name(name), after=start, limit=page.limit + 1)
         return page_of(rest.GroupMapping, found, page, by="id")
 
-    @post("/identity-providers/{name:str}/mappings", operation_id="createGroupMapping")
+    @post(
+        "/identity-providers/{name:str}/mappings", operation_id="createGroupMapping", opt={"action": "providers.write"}
+    )
     async def create_mapping(
         caller: Caller, name: str, once: Once | None, data: rest.MappingCreate
     ) -> Response[rest.GroupMapping]:

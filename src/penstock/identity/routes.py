@@ -68,7 +68,7 @@ def _people(db: Database) -> list[Any]:
             found = await organisations.list_organisations(conn, caller, after=after(page), limit=page.limit + 1)
         return page_of(rest.Organisation, found, page)
 
-    @post("/organisations", operation_id="createOrganisation")
+    @post("/organisations", operation_id="createOrganisation", opt={"action": "organisations.write"})
     async def create_organisation(
         caller: Caller, once: Once | None, data: rest.OrganisationCreate
     ) -> Response[rest.Organisation]:
@@ -86,7 +86,7 @@ def _people(db: Database) -> list[Any]:
             found = await organisations.list_users(conn, caller, after=after(page), limit=page.limit + 1)
         return page_of(rest.User, found, page)
 
-    @post("/users", operation_id="createUser")
+    @post("/users", operation_id="createUser", opt={"action": "users.write"})
     async def create_user(caller: Caller, once: Once | None, data: rest.UserCreate) -> Response[rest.User]:
         """A new person; operators only."""
 
@@ -123,7 +123,7 @@ def _projects(db: Database, occupancies: Sequence[Occupancy]) -> list[Any]:
             found = await projects.list_projects(conn, caller, after=after(page), limit=page.limit + 1)
         return page_of(rest.Project, found, page)
 
-    @post("/projects", operation_id="createProject")
+    @post("/projects", operation_id="createProject", opt={"action": "projects.create"})
     async def create_project(caller: Caller, once: Once | None, data: rest.ProjectCreate) -> Response[rest.Project]:
         """A new project, owned by the caller."""
 
@@ -139,7 +139,7 @@ def _projects(db: Database, occupancies: Sequence[Occupancy]) -> list[Any]:
         async with db.read() as conn:
             return shown(rest.Project, await projects.show(conn, caller, http.path_id("prj", project_id)))
 
-    @patch("/projects/{project_id:str}", operation_id="updateProject")
+    @patch("/projects/{project_id:str}", operation_id="updateProject", opt={"action": "projects.update"})
     async def update_project(caller: Caller, project_id: str, data: rest.ProjectUpdate) -> rest.Project:
         """Rename a project."""
         async with db.transaction() as tx:
@@ -165,7 +165,11 @@ def _members(db: Database) -> list[Any]:
             )
         return page_of(rest.Member, found, page, by="principal_id")
 
-    @put("/projects/{project_id:str}/members/{principal_id:str}", operation_id="putMember")
+    @put(
+        "/projects/{project_id:str}/members/{principal_id:str}",
+        operation_id="putMember",
+        opt={"action": "members.write"},
+    )
     async def put_member(caller: Caller, project_id: str, principal_id: str, data: rest.MemberPut) -> rest.Member:
         """Give a principal a role in a project."""
         role = policy.parse_role(data.role)
@@ -190,7 +194,7 @@ def _service_accounts(db: Database) -> list[Any]:
             found = await members.list_service_accounts(conn, caller, after=after(page), limit=page.limit + 1)
         return page_of(rest.ServiceAccount, found, page)
 
-    @post("/service-accounts", operation_id="createServiceAccount")
+    @post("/service-accounts", operation_id="createServiceAccount", opt={"action": "service_accounts.write"})
     async def create_account(
         caller: Caller, once: Once | None, data: rest.ServiceAccountCreate
     ) -> Response[rest.ServiceAccount]:
@@ -227,7 +231,7 @@ def _keys(db: Database) -> list[Any]:
             found = await keys.list_keys(conn, caller, after=after(page), limit=page.limit + 1)
         return page_of(rest.Key, found, page)
 
-    @post("/keys", operation_id="createKey")
+    @post("/keys", operation_id="createKey", opt={"action": "keys.write"})
     async def create_key(
         caller: Caller, once: Once | None, credential: str, data: rest.KeyCreate
     ) -> Response[rest.KeyCreated]:

@@ -268,7 +268,7 @@ class EdgeRequest(Request[Any, Any, Any]):
         head: Head = cast("dict[str, Any]", self.scope)["edge"]
         if head.content_type.partition(b";")[0].strip().lower() != b"application/json":
             raise Rejected(415, "unsupported_media_type", "Content-Type must be application/json", close=False)
-        return jsonbody.decode(await self.body(), self._decoder())
+        return await jsonbody.read(await self.body(), self._decoder())
 
     def _decoder(self) -> msgspec.json.Decoder[Any]:
         annotation: Any = self.route_handler.parsed_fn_signature.parameters["data"].annotation

@@ -1,7 +1,9 @@
 """The HTTP edge of the api: what every route shares.
 
-Routes get `caller`, `once` and `page` injected by name. Authentication is a hook on the whole application that no route
-can replace; the few public ones say `opt={"public": True}`. Every failure leaves in one envelope.
+Routes get `caller`, `once` and `page` injected by name. Admission is a hook on the whole application that no route can
+replace, and it comes before the body is read: the query's names, who the caller is (the few public routes say
+`opt={"public": True}`), and whether their role allows what the route is for (`opt={"action": "…"}`, which every route
+with a body has). Every failure leaves in one envelope.
 """
 
 import warnings
@@ -16,6 +18,7 @@ from litestar.config.cors import CORSConfig
 from litestar.di import Provide
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.exceptions.base_exceptions import LitestarDeprecationWarning
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.params import HeaderParameter, QueryParameter
 from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
@@ -27,6 +30,7 @@ from penstock.kit.errors import Invalid, Kind, NotFound, PenstockError, Unavaila
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
 from penstock.kit.paging import LIMIT_DEFAULT, LIMIT_MAX, PageQuery
+from penstock.kit.queries import unknown_parameter
 from penstock.kit.statuses import STATUS
 from penstock.kit.telemetry import correlation_id, logger
 from penstock.wire.rest import ErrorBody, ErrorDetail
@@ -34,6 +38,9 @@ from penstock.wire.rest import ErrorBody, ErrorDetail
 Hook: TypeAlias = Callable[[Request[Any, Any, Any]], Awaitable[None]]
 
 _RETRY_AFTER_S: Final = 5
+#: Where a handler's options hold the names of its query parameters.
+_QUERY: Final = "query"
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 _log = logger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -157,10 +164,10 @@ def _application(
     openapi: OpenAPIConfig | None,
     allowed_origins: Sequence[str],
 ) -> Litestar:
-    authentication = _authentication(authenticator)
+    admission = _admission(authenticator)
     app = Litestar(
         route_handlers=routes,
-        before_request=authentication,
+        before_request=admission,
         dependencies=DEPENDENCIES,
         exception_handlers=EXCEPTION_HANDLERS,
         request_class=EdgeRequest,
@@ -170,7 +177,7 @@ def _application(
         debug=False,
         signature_types=[Caller, Once, PageQuery],
     )
-    _require_authentication(app, authentication)
+    _require_admission(app, admission)
     return app
 
 
@@ -185,27 +192,46 @@ def _cors(allowed_origins: Sequence[str]) -> CORSConfig | None:
     )
 
 
-def _authentication(authenticator: Authenticates) -> Hook:
-    async def authenticate(request: Request[Any, Any, Any]) -> None:
-        if request.route_handler.opt.get("public"):
-            return
+def _admission(authenticator: Authenticates) -> Hook:
+    async def admit(request: Request[Any, Any, Any]) -> None:
+        handler = request.route_handler
         scope = cast("dict[str, Any]", request.scope)
+        if scope["query_string"]:
+            _check_query(request, handler.opt[_QUERY])
+        if handler.opt.get("public"):
+            return
         head: Head = scope["edge"]
         caller = await authenticator.authenticate(head.authorization, head.project)
         scope["caller"] = caller
         structlog.contextvars.bind_contextvars(project_id=caller.project_id)
+        if (action := handler.opt.get("action")) is not None:
+            caller.require(action)
 
-    return authenticate
+    return admit
 
 
-def _require_authentication(app: Litestar, authentication: Hook) -> None:
-    """Refuse to start with a route that would not be authenticated. A guard would be the usual place, but Litestar
-    copies the handler for each call of a guard, which is a tenth of a small request."""
+def _check_query(request: Request[Any, Any, Any], known: frozenset[str]) -> None:
+    for name in request.query_params:
+        if name not in known:
+            raise unknown_parameter(name)
+
+
+def _require_admission(app: Litestar, admission: Hook) -> None:
+    """Refuse to start with a route that skips admission, or that reads a body for whoever asks. A guard would be the
+    usual place, but Litestar copies the handler for each call of a guard, which is a tenth of a small request."""
     for route in app.routes:
-        for handler in getattr(route, "route_handlers", ()):
+        for handler, parameters in getattr(route, "route_handler_map", {}).values():
             hook = handler.resolve_before_request()
-            if getattr(hook, "func", hook) is not authentication:
+            if getattr(hook, "func", hook) is not admission:
                 raise RuntimeError(f"{handler} on {route.path} replaces the hook that authenticates")
+            if not handler.opt.keys() & {"public", "action"} and _reads_body(handler):
+                raise RuntimeError(f"{handler} on {route.path} reads a body and names no action")
+            handler.opt[_QUERY] = frozenset(each.field_alias for each in parameters.expected_query_params)
+
+
+def _reads_body(handler: HTTPRouteHandler) -> bool:
+    parameters = handler.parsed_fn_signature.parameters.keys()
+    return bool(parameters & {"data", "once", "request", "body"} and handler.http_methods & _WITH_BODY)
 
 
 def envelope(

@@ -4,20 +4,19 @@ Beyond what the schema says, a body may not repeat a key, nor carry characters t
 (control characters except tab and line ends, bidirectional overrides, halves of surrogate pairs).
 """
 
-import json
 import re
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
+from penstock.kit import jsontext, parsing
 from penstock.kit.errors import Invalid
 from penstock.kit.text import dollars
 
 T = TypeVar("T")
 
-_UNSAFE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_LOCATED: Final = re.compile(r"(?s)(.*) - at (?:`key` in )?`\$\.?(.*?)`")
-_BYTE: Final = re.compile(r"\(byte (\d+)\)$")
+_PLACE: Final = re.compile(r"(?:`key` in )?`\$\.?([^`]*)`")
+_BYTE: Final = re.compile(r"(trailing characters )?\(byte (\d{1,18})\)$")
 _NAMES: Final = {
     "int": "an integer",
     "str": "a string",
@@ -43,103 +42,84 @@ _PHRASES: Final = (
 #: Money is counted in micro-dollars; who typed dollars is told the limit in dollars too.
 _MONEY: Final = "_microusd"
 _AMOUNT: Final = re.compile(r"Expected `int` (?:<=|>=|that's a multiple of) (\d+)")
-_UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
-_MISSING: Final = re.compile(r"Object missing required field `(.*)`")
+_UNKNOWN: Final = "Object contains unknown field `"
+_MISSING: Final = "Object missing required field `"
+#: So much of a name or value that we do not know is repeated.
+_QUOTED_MAX: Final = 64
+_TEXT_MAX: Final = 255
 _WRONG_TYPE: Final = re.compile(r"Expected `(.+)`, got `(.+)`")
+_any_json: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """The body as the decoder's type, or Invalid naming field and limit."""
-    if not body:
-        raise Invalid("body required", field="$")
-    value, failure = _attempt(body, decoder)
     _check_text(body)
-    if failure is not None:
-        raise invalid(str(failure)) from failure
-    assert value is not None
-    return value
-
-
-def _attempt(body: bytes, decoder: msgspec.json.Decoder[T]) -> tuple[T | None, msgspec.ValidationError | None]:
     try:
-        return decoder.decode(body), None
+        return decoder.decode(body)
     except msgspec.ValidationError as error:
-        return None, error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        _refuse_malformed(body, error)
+        raise invalid(str(error)) from error
+    except RecursionError as error:
+        raise Invalid("body is nested too deeply", field="$") from error
+    except msgspec.DecodeError as error:
+        raise _malformed(body, error) from error
+
+
+async def read(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The same, off the event loop when the body is large."""
+    return await parsing.parse(len(body), decode, body, decoder)
 
 
 def _check_text(body: bytes) -> None:
-    """Refuse repeated keys and unsafe characters anywhere in the document; plain ASCII needs no walk."""
+    """Refuse what is no JSON, repeated keys and unsafe characters anywhere in the document."""
+    if not body:
+        raise Invalid("body required", field="$")
     try:
-        document = json.loads(body, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        _refuse_malformed(body, error)
-    if not (body.isascii() and b"\\u" not in body and b"\x7f" not in body):
-        _walk(document)
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise Invalid(f"body is not valid UTF-8 at byte {error.start}", field="$") from error
+    failure = _syntax(body)
+    if isinstance(failure, RecursionError):
+        raise Invalid("body is nested too deeply", field="$") from failure
+    # Half of a surrogate pair is an error of syntax too, and named as what it is.
+    jsontext.check(text)
+    if failure is not None:
+        raise _malformed(body, failure) from failure
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise Invalid(f"duplicate key {key[:64]!a}", field=key[:64])
-        found[key] = value
-    return found
-
-
-def _walk(document: object) -> None:
-    pending: list[tuple[str, object]] = [("", document)]
-    while pending:
-        path, value = pending.pop()
-        if isinstance(value, str):
-            _check_characters(path or "$", value)
-        elif isinstance(value, dict):
-            for key, inner in value.items():
-                _check_characters(path or "$", key)
-                pending.append((f"{path}.{key}" if path else key, inner))
-        elif isinstance(value, list):
-            pending.extend((f"{path}[{index}]", inner) for index, inner in enumerate(value))
-
-
-def _check_characters(path: str, text: str) -> None:
-    match = _UNSAFE.search(text)
-    if match is None:
-        return
-    if "\ud800" <= match[0] <= "\udfff":
-        raise Invalid(f"{path}: invalid unicode, half of a surrogate pair", field=path)
-    raise Invalid(f"{path}: control characters are not allowed (U+{ord(match[0]):04X})", field=path)
-
-
-def _refuse_malformed(body: bytes, error: Exception) -> NoReturn:
-    """Say where the document stops being JSON; a lone surrogate is named as such."""
-    if isinstance(error, RecursionError):
-        raise Invalid("body is nested too deeply", field="$") from error
+def _syntax(body: bytes) -> Exception | None:
     try:
-        _walk(json.loads(body.decode()))
-    except UnicodeDecodeError as failure:
-        raise Invalid(f"body is not valid UTF-8 at byte {failure.start}", field="$") from error
-    except json.JSONDecodeError as failure:
-        offset = len(failure.doc[: failure.pos].encode())
-        raise Invalid(f"body is not valid JSON at byte {offset}", field="$") from error
-    except (RecursionError, ValueError):
-        raise Invalid("body is nested too deeply or holds too large a number", field="$") from error
+        _any_json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return error
+    return None
+
+
+def _malformed(body: bytes, error: Exception) -> Invalid:
+    """Where the document stops being JSON."""
     located = _BYTE.search(str(error))
-    offset = int(located[1]) if located else len(body)
-    raise Invalid(f"body is not valid JSON at byte {offset}", field="$") from error
+    offset = int(located[2]) if located else len(body)
+    # What trails is counted from one.
+    offset -= bool(located and located[1])
+    return Invalid(f"body is not valid JSON at byte {offset}", field="$")
 
 
 def invalid(message: str, *, at: str = "") -> Invalid:
     """msgspec's message as an error for the sender; `at` where the message itself does not say."""
-    located = _LOCATED.fullmatch(message)
-    text, path = (located[1], located[2]) if located else (message, at)
-    if match := _UNKNOWN.fullmatch(text):
-        field = f"{path}.{match[1]}" if path else match[1]
-        return Invalid(f"{field}: unknown or read-only field", field=field)
-    if match := _MISSING.fullmatch(text):
-        field = f"{path}.{match[1]}" if path else match[1]
-        return Invalid(f"{field}: required", field=field)
+    text, path = _located(message, at)
+    for prefix, verdict in ((_UNKNOWN, "unknown or read-only field"), (_MISSING, "required")):
+        if text.startswith(prefix):
+            name = text[len(prefix) : -1][:_QUOTED_MAX]
+            field = f"{path}.{name}" if path else name
+            return Invalid(f"{field}: {verdict}", field=field)
+    text = text[:_TEXT_MAX]
     return Invalid(f"{path or 'body'}: {_phrase(text)}{_money(path, text)}", field=path or "$")
+
+
+def _located(message: str, at: str) -> tuple[str, str]:
+    """The message and its place, which msgspec writes last: a name before it may look like one."""
+    text, _, place = message.rpartition(" - at ")
+    located = _PLACE.fullmatch(place) if text else None
+    return (text, located[1]) if located else (message, at)
 
 
 def _money(path: str, text: str) -> str:

@@ -138,7 +138,7 @@ class Builder:
     async def build(self, request: RuntimeBuild) -> RuntimeBuilt:
         """Build an environment, or find that it has been built; a build that runs is waited for."""
         wanted = request.runtime
-        lock = _checked(wanted)
+        lock = await asyncio.to_thread(_checked, wanted)
         base = self._images.find(wanted.base)
         running = self._running.get(wanted.digest)
         if running is None:

@@ -48,7 +48,7 @@ def _reading(db: Database) -> list[Any]:
 
 
 def _changing(webhooks: Webhooks, db: Database) -> list[Any]:
-    @patch("/webhooks/{webhook_id:str}", operation_id="updateWebhook")
+    @patch("/webhooks/{webhook_id:str}", operation_id="updateWebhook", opt={"action": "webhooks.write"})
     async def update_webhook(caller: Caller, webhook_id: str, data: rest.WebhookUpdate) -> rest.Webhook:
         """Another address, other events; pause it, or resume it. A resumed one hears of what happens from then on, and
         gets what waited when it was paused."""
@@ -68,7 +68,7 @@ def _changing(webhooks: Webhooks, db: Database) -> list[Any]:
 
 
 def _secrets(webhooks: Webhooks, db: Database) -> list[Any]:
-    @post("/webhooks", operation_id="createWebhook")
+    @post("/webhooks", operation_id="createWebhook", opt={"action": "webhooks.write"})
     async def create_webhook(
         caller: Caller, once: Once | None, credential: str, data: rest.WebhookCreate
     ) -> Response[rest.WebhookCreated]:
@@ -81,7 +81,12 @@ def _secrets(webhooks: Webhooks, db: Database) -> list[Any]:
 
         return http.created(_unsealed(await idempotency.run(db, once, effect), credential))
 
-    @post("/webhooks/{webhook_id:str}/rotate", operation_id="rotateWebhook", status_code=200)
+    @post(
+        "/webhooks/{webhook_id:str}/rotate",
+        operation_id="rotateWebhook",
+        opt={"action": "webhooks.write"},
+        status_code=200,
+    )
     async def rotate_webhook(
         caller: Caller, once: Once | None, credential: str, webhook_id: str
     ) -> Response[rest.WebhookCreated]:
@@ -113,7 +118,11 @@ def _deliveries(webhooks: Webhooks, db: Database) -> list[Any]:
         cursor = paging.encode_cursor("delivery", shown[-1].seq) if len(found) > page.limit else None
         return rest.Page(items=[schemas.delivery(each) for each in shown], next_cursor=cursor)
 
-    @post("/webhooks/{webhook_id:str}/deliveries/{delivery_id:str}/retry", operation_id="retryWebhookDelivery")
+    @post(
+        "/webhooks/{webhook_id:str}/deliveries/{delivery_id:str}/retry",
+        operation_id="retryWebhookDelivery",
+        opt={"action": "webhooks.write"},
+    )
     async def retry_delivery(
         caller: Caller, once: Once | None, webhook_id: str, delivery_id: str
     ) -> Response[rest.WebhookDelivery]:
@@ -125,7 +134,7 @@ def _deliveries(webhooks: Webhooks, db: Database) -> list[Any]:
 
         return http.created(await idempotency.run(db, once, effect))
 
-    @post("/webhooks/{webhook_id:str}/test", operation_id="testWebhook")
+    @post("/webhooks/{webhook_id:str}/test", operation_id="testWebhook", opt={"action": "webhooks.write"})
     async def test_webhook(caller: Caller, once: Once | None, webhook_id: str) -> Response[rest.WebhookDelivery]:
         """Send an event of type `notices.test` now."""
         wanted = http.path_id("whk", webhook_id)

@@ -25,7 +25,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 def router(secrets: Secrets, db: Database) -> Router:
     """All routes of secrets, below /api/v1."""
 
-    @put("/secrets/{name:str}", operation_id="putSecret")
+    @put("/secrets/{name:str}", operation_id="putSecret", opt={"action": "secrets.write"})
     async def put_secret(
         caller: Caller, once: Once | None, credential: str, name: str, data: rest.SecretPut
     ) -> Response[rest.Secret]:

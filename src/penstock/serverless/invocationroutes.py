@@ -43,6 +43,7 @@ def _sending(parts: "Parts") -> list[HTTPRouteHandler]:
     @post(
         "/serverless/invocations",
         operation_id="createInvocation",
+        opt={"action": "functions.invoke"},
         status_code=202,
         responses={
             200: ResponseSpec(data_container=Data[InvocationOutcome] | Data[InvocationAck], generate_examples=False)
@@ -63,7 +64,7 @@ def _sending(parts: "Parts") -> list[HTTPRouteHandler]:
             return _json(Data(data=schemas.outcome(answer, parts.urls)), 200)
         return _json(Data(data=answer), 200 if answer.duplicate else 202)
 
-    @post("/functions/{function:str}/map", operation_id="mapFunction")
+    @post("/functions/{function:str}/map", operation_id="mapFunction", opt={"action": "functions.invoke"})
     async def map_function(
         caller: Caller, once: Once | None, function: str, data: rest.MapCreate
     ) -> Response[rest.MapCreated]:
@@ -137,7 +138,7 @@ def _ending(parts: "Parts") -> list[HTTPRouteHandler]:
         done = Shown(row=await parts.cancel(caller, _id(invocation_id)), waiting_for="")
         return schemas.invocation(done, urls)
 
-    @post("/invocations/{invocation_id:str}/retry", operation_id="retryInvocation")
+    @post("/invocations/{invocation_id:str}/retry", operation_id="retryInvocation", opt={"action": "functions.invoke"})
     async def retry_invocation(caller: Caller, once: Once | None, invocation_id: str) -> Response[rest.Invocation]:
         """Send the same payload again, as an invocation of its own."""
         made = await parts.again.retry(caller, _id(invocation_id), once)

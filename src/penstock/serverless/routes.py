@@ -105,7 +105,7 @@ def _reading(parts: Parts) -> list[HTTPRouteHandler]:
 def _changing(parts: Parts) -> list[HTTPRouteHandler]:
     db, urls = parts.db, parts.urls
 
-    @put("/functions/{function:str}", operation_id="putFunction")
+    @put("/functions/{function:str}", operation_id="putFunction", opt={"action": "functions.write"})
     async def put_function(caller: Caller, function: str, data: rest.FunctionPut) -> rest.Function:
         """Deploy a function: a new version, unless this is what the current one is. Calls go to it as soon as it has a
         worker; what runs on workers of the version before finishes there."""
@@ -113,7 +113,12 @@ def _changing(parts: Parts) -> list[HTTPRouteHandler]:
         async with db.transaction() as tx:
             return schemas.function(await parts.functions.put(tx, caller, name, data), urls)
 
-    @post("/functions/{function:str}/rollback", operation_id="rollbackFunction", status_code=200)
+    @post(
+        "/functions/{function:str}/rollback",
+        operation_id="rollbackFunction",
+        opt={"action": "functions.write"},
+        status_code=200,
+    )
     async def rollback_function(caller: Caller, function: str, data: rest.Rollback) -> rest.Function:
         """Make an earlier version the current one."""
         async with db.transaction() as tx:

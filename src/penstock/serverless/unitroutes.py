@@ -23,6 +23,7 @@ def handlers(db: Database, use_cases: Units, cancel: Cancel) -> list[HTTPRouteHa
     @post(
         "/gpu-units",
         operation_id="createGpuUnit",
+        opt={"action": "functions.write"},
         responses={200: ResponseSpec(data_container=Data[GpuUnit], generate_examples=False)},
     )
     async def create_unit(caller: Caller, data: rest.GpuUnitCreate) -> Response[Data[GpuUnit]]:
@@ -50,7 +51,7 @@ def handlers(db: Database, use_cases: Units, cancel: Cancel) -> list[HTTPRouteHa
         async with db.read() as conn:
             return Data(data=schemas.unit(await units.get(conn, caller, unit)))
 
-    @put("/gpu-units/{unit:str}", operation_id="updateGpuUnit")
+    @put("/gpu-units/{unit:str}", operation_id="updateGpuUnit", opt={"action": "functions.write"})
     async def update_unit(caller: Caller, unit: str, data: rest.GpuUnitCreate) -> Data[GpuUnit]:
         """Ask something else of a unit, whole: its function gets a new version. Name, SKU and `requestID` stay."""
         name, definition = await use_cases.check(caller, data)

@@ -58,7 +58,7 @@ def router(objects: Objects) -> Router:
 
 
 def _writes(objects: Objects) -> list[HTTPRouteHandler]:
-    @put("/objects/{key:path}", operation_id="putObject", operation_class=_Upload)
+    @put("/objects/{key:path}", operation_id="putObject", opt={"action": "objects.write"}, operation_class=_Upload)
     async def put_object(caller: Caller, request: Request[Any, Any, Any], key: str) -> rest.Object:  # noqa: ARG001
         """Put an object: the body is its content, of any type. It replaces one of the same key, whole or not at all.
         `If-None-Match: *` refuses to replace; `Content-SHA256` (hexadecimal) or `Content-Digest` is checked."""
@@ -77,7 +77,7 @@ def _writes(objects: Objects) -> list[HTTPRouteHandler]:
             raise Rejected(413, error.code, error.detail) from error
         return _shown(made)
 
-    @delete("/objects/{key:path}", operation_id="deleteObject")
+    @delete("/objects/{key:path}", operation_id="deleteObject", opt={"action": "objects.write"})
     async def delete_object(caller: Caller, request: Request[Any, Any, Any], key: str) -> None:  # noqa: ARG001
         """Delete an object."""
         caller.require("objects.write")

@@ -17,7 +17,7 @@ LOCK_BYTES_MAX: Final = 512 << 10
 PACKED_BYTES_MAX: Final = 160 << 10
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _COMMENT: Final = re.compile(r"(?:^|\s)#.*")
-_HASH: Final = re.compile(r"hash=sha256:([0-9a-f]{64})")
+_HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _EXTRAS: Final = re.compile(r"\[[A-Za-z0-9._, -]{0,255}\]")
 _VERSION: Final = re.compile(r"[0-9][A-Za-z0-9.!+_-]{0,126}")
@@ -75,32 +75,43 @@ def unpack(packed: bytes) -> str:
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """(number of its first line, content) with continued lines joined and without comments and blanks."""
-    joined, first = "", 0
+    pieces: list[str] = []
+    first = 1
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
-        continued = line.endswith("\\") and not line.lstrip().startswith("#")
-        first = first if joined else number
-        joined += (line[:-1] + " ") if continued else line
-        if continued:
+        first = first if pieces else number
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            pieces.append(line[:-1])
             continue
-        if content := _COMMENT.sub("", joined).strip():
+        if content := _content([*pieces, line]):
             yield first, content
-        joined = ""
-    if content := _COMMENT.sub("", joined).strip():
+        pieces = []
+    if content := _content(pieces):
         yield first, content
 
 
+def _content(pieces: list[str]) -> str:
+    return _COMMENT.sub("", " ".join(pieces)).strip()
+
+
 def _package(number: int, line: str) -> str:
-    requirement, *options = re.split(r"\s+--", line)
+    requirement, options = _split(line)
     pinned = _pinned(number, requirement)
     if not options:
         raise BadLock(f"line {number}: {_excerpt(requirement)} has no --hash=sha256:…")
     hashes: set[str] = set()
     for option in options:
-        found = _HASH.fullmatch(option.strip())
+        found = _HASH.fullmatch(option)
         if found is None:
             raise BadLock(f"line {number}: only --hash=sha256:… with 64 digits may follow a package")
         hashes.add(found[1])
     return " ".join([pinned, *(f"--hash=sha256:{each}" for each in sorted(hashes))])
+
+
+def _split(line: str) -> tuple[str, list[str]]:
+    """The requirement, and all words from the first option on."""
+    words = line.split()
+    start = next((index for index, word in enumerate(words) if index and word.startswith("--")), len(words))
+    return " ".join(words[:start]), words[start:]
 
 
 def _pinned(number: int, requirement: str) -> str:

@@ -21,8 +21,10 @@ TWO = f"tiny==2.0 --hash=sha256:{'b' * 64}\n"
 
 
 async def put(world: World, name: str = "vision", lock: str = ONE, caller: Caller | None = None) -> Runtime:
+    caller = caller or someone()
+    recipe = await runtimes.check(caller, RuntimePut(lock=lock))
     async with world.db.transaction() as tx:
-        return await runtimes.put(tx, caller or someone(), name, RuntimePut(lock=lock))
+        return await runtimes.put(tx, caller, name, recipe)
 
 
 async def delete(world: World, name: str = "vision", caller: Caller | None = None) -> None:
@@ -113,9 +115,8 @@ async def test_bad_input_is_named(world: World) -> None:
     await world.add_node(1)
     with pytest.raises(BadLock, match="line 1"):
         await put(world, lock="tiny==1.0")
-    async with world.db.transaction() as tx:
-        with pytest.raises(BadImage) as refused:
-            await runtimes.put(tx, someone(), "vision", RuntimePut(base="no such: image", lock=ONE))
+    with pytest.raises(BadImage) as refused:
+        await runtimes.check(someone(), RuntimePut(base="no such: image", lock=ONE))
     assert refused.value.field == "base"
     with pytest.raises(UnknownRuntime, match="no runtime vision"):
         await world.create(runtime="vision")

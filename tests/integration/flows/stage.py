@@ -57,8 +57,9 @@ class Cloud:
     async def runtime(self) -> str:
         """The name of an environment of the project."""
         lock = f"tiny==1.0 --hash=sha256:{'a' * 64}"
+        recipe = await runtimes.check(someone(), RuntimePut(lock=lock))
         async with self.world.db.transaction() as tx:
-            return (await runtimes.put(tx, someone(), "vision", RuntimePut(lock=lock))).name
+            return (await runtimes.put(tx, someone(), "vision", recipe)).name
 
     async def settle(self, allocation_id: str, *, timeout_s: float = 20) -> Allocation:
         """Its row once it is at rest."""

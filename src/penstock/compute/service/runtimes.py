@@ -11,7 +11,7 @@ from penstock.compute.errors import BadLock, RuntimeInUse, TooManyRuntimes, Unkn
 from penstock.compute.model import Runtime
 from penstock.compute.service import validate
 from penstock.compute.store import runtimes
-from penstock.kit import audit
+from penstock.kit import audit, parsing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
@@ -26,6 +26,14 @@ _UNUSED_S: Final = 24 * 3600.0
 _BATCH: Final = 200
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """An environment's base image and its lock in the normal form."""
+
+    base: str
+    lock: str
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """What an allocation runs on. `runtime` is a digest, empty for the image's own environment."""
@@ -34,19 +42,25 @@ class Chosen:
     runtime: str
 
 
-async def put(tx: Tx, caller: Caller, name: str, body: RuntimePut) -> Runtime:
-    """Define or change an environment."""
+async def check(caller: Caller, body: RuntimePut) -> Recipe:
+    """What this describes, if it may be asked for. Reads the lock: before any transaction."""
     caller.require("runtimes.write")
     _base(body.base)
     try:
-        lock = locks.normal(body.lock)
+        lock = await parsing.parse(len(body.lock), locks.normal, body.lock)
     except locks.BadLock as error:
         raise BadLock(f"lock: {error}", field="lock") from error
+    return Recipe(base=body.base, lock=lock)
+
+
+async def put(tx: Tx, caller: Caller, name: str, recipe: Recipe) -> Runtime:
+    """Define or change an environment."""
+    caller.require("runtimes.write")
     if await runtimes.count_others(tx, caller.project_id, name) >= RUNTIMES_MAX:
         raise TooManyRuntimes(f"the project has {RUNTIMES_MAX} runtimes, which is the max; delete one", field="name")
-    digest = locks.digest(body.base, lock)
-    await runtimes.put(tx, caller.project_id, name, digest=digest, base=body.base, lock=lock)
-    await audit.record(tx, caller.actor, "runtimes.write", name, detail={"digest": digest, "base": body.base})
+    digest = locks.digest(recipe.base, recipe.lock)
+    await runtimes.put(tx, caller.project_id, name, digest=digest, base=recipe.base, lock=recipe.lock)
+    await audit.record(tx, caller.actor, "runtimes.write", name, detail={"digest": digest, "base": recipe.base})
     return await _found(tx, caller, name)
 
 
