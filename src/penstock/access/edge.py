@@ -34,7 +34,7 @@ from penstock.kit.telemetry import correlate, correlation_id, logger, span
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_QUOTED: Final = re.compile(r":?\s*b['\"]|:?\s*\n| when reading")
+_QUOTED: Final = re.compile(r"b['\"]|\n| when reading")
 _ONCE: Final = (hdrs.HOST, hdrs.AUTHORIZATION, hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING)
 #: Correlation ids of requests that bring none: 52 random bits of this process, then a count.
 _PROCESS: Final = f"cor_{os.urandom(7).hex()[:13]}"
@@ -254,7 +254,7 @@ class _Connection(RequestHandler):
 
 def _sentence(message: str | None) -> str:
     """The parser's words without the bytes that it quotes, which may be a credential."""
-    return f"malformed request: {_QUOTED.split(message or '', maxsplit=1)[0][:120]}"
+    return f"malformed request: {_QUOTED.split((message or '')[:120], maxsplit=1)[0].rstrip(' :')}"
 
 
 def server(edge: Edge) -> EdgeServer:

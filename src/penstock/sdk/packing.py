@@ -74,7 +74,7 @@ def _rule(line: str) -> _Rule | None:
 def _translated(glob: str) -> str:
     """A pattern of git's as a regular expression."""
     parts: list[str] = []
-    for token in re.findall(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^]]+\]|\\.|.", glob):
+    for token in re.findall(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^]]{1,255}\]|\\.|.", glob):
         known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
         if token in known:
             parts.append(known[token])

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costs import assert_linear
 from penstock.wire import locks
 from penstock.wire.locks import BadLock
 
@@ -150,3 +151,29 @@ def test_a_long_line_takes_no_long_time() -> None:
     for text in ("a" * 500_000, "[" * 500_000, "a==1 ;" + " (" * 250_000, " --" * 170_000, "\\\n" * 250_000):
         with pytest.raises(BadLock):
             locks.normal(text)
+
+
+SHAPES = {
+    "spaces": " ",
+    "spaces in a line": "a ",
+    "line breaks": "\n",
+    "continued lines": "\\\n",
+    "continued comments": " #\\\n",
+    "options": " --",
+    "hashes": f" --hash=sha256:{A}",
+    "packages": f"a==1 --hash=sha256:{A}\n",
+    "brackets": "[",
+    "extras": "[a,",
+    "marker": "a==1;",
+    "equal signs": "=",
+    "comments": "# ",
+    "carriage returns": "\r",
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("before", ["", "a==1", "a==1 ; "], ids=["alone", "after a package", "in a marker"])
+def test_a_lock_costs_what_its_size_says(shape: str, before: str) -> None:
+    assert_linear(
+        locks.normal, lambda size: before + SHAPES[shape] * (size // len(SHAPES[shape])) + "x", refusals=(BadLock,)
+    )
