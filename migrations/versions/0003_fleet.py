@@ -35,14 +35,24 @@ STATEMENTS = (
     "create unique index nodes_name on fleet.nodes (name) where state <> 'retired'",
     "create index nodes_state on fleet.nodes (state)",
     # Apart from the nodes, and roomy, so that a thousand heartbeats a second rewrite a narrow row in its own page.
+    # `listed_at` is the last one that named the node's units, and `listed_before_at` the one before: a node that
+    # connects gives a sign of life first, and its units later.
     """
     create table fleet.heartbeats (
         node_id text primary key references fleet.nodes (id),
         at timestamptz not null,
-        previous_at timestamptz,
         listed_at timestamptz,
+        listed_before_at timestamptz,
         skew_s double precision not null default 0
     ) with (fillfactor = 50)
+    """,
+    # Since when some gateway has listened to nodes without a pause, and until when. Nodes' silence counts only then.
+    """
+    create table fleet.listening (
+        only_row boolean primary key default true check (only_row),
+        since timestamptz not null,
+        at timestamptz not null
+    )
     """,
     """
     create table fleet.enrolment_tokens (
@@ -170,7 +180,7 @@ STATEMENTS = (
     )
     """,
     # A unit that its node lists no more stays for a day, as `gone`. `seen_at` is when one that is gone or exited was
-    # last known to run: the heartbeat before.
+    # last known to run: in the list before. `unheard` says that the node was away or silent in between.
     """
     create table fleet.unit_reports (
         node_id text not null references fleet.nodes (id),
@@ -180,10 +190,12 @@ STATEMENTS = (
         exit_class text not null,
         since timestamptz not null default now(),
         seen_at timestamptz,
+        unheard boolean not null default false,
         primary key (node_id, unit_id)
     )
     """,
     "create index unit_reports_unit on fleet.unit_reports (unit_id)",
+    "create index unit_reports_unheard on fleet.unit_reports (unit_id) where unheard",
     """
     create view fleet.units as
     select u.unit_id, u.node_id, u.state, u.exit_code, u.exit_class, u.since, h.listed_at as reported_at
@@ -199,8 +211,8 @@ STATEMENTS = (
     # until then; after a silence nobody knows, and nobody pays for it.
     """
     create view fleet.unit_ends as
-    select unit_id, node_id, state,
-        case when state = 'exited' and since < seen_at + interval '30 seconds' then since else seen_at end as ran_until
+    select unit_id, node_id, state, unheard,
+        case when state = 'exited' and not unheard then since else seen_at end as ran_until
       from fleet.unit_reports where state in ('exited', 'gone') and seen_at is not null
     """,
     """

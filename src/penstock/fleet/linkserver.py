@@ -135,6 +135,7 @@ class LinkServer:
             group.create_task(every(0, self._courier.deliver, name="link_tasks"))
             group.create_task(every(_LOOK_PAUSE_S, self._look_around, name="link_check"))
             group.create_task(every(CHECK_S, self._keep_leases, name="link_leases"))
+            group.create_task(every(CHECK_S, self._listen, name="link_listen"))
 
     async def close(self) -> None:
         """End all links; the agents go to another gateway or come back."""
@@ -176,6 +177,10 @@ class LinkServer:
         for link in links:
             if link.key.node_id in busy:
                 link.wake()
+
+    async def _listen(self) -> None:
+        async with self._db.read() as conn:
+            await link_rows.listen(conn)
 
     async def _keep_leases(self) -> None:
         before = {link.key.link_id: (link, set(link.owed)) for link in self._links if link.owed}

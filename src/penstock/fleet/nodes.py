@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from penstock.fleet.errors import IllegalMove, NodeInUse
 from penstock.fleet.model import ANSWERING, WISHES, Node, NodeEvent, NodeState
@@ -13,6 +14,8 @@ from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
 from penstock.kit.errors import NotFound
 from penstock.wire import subjects
+
+_GONE: Final = (NodeState.LOST, NodeState.RETIRED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +107,19 @@ async def page(conn: Reader, caller: Caller, *, after: str, state: NodeState | N
     return await node_rows.page(conn, after=after, state=state, limit=limit)
 
 
-async def last_heartbeat_at(conn: Reader, node_id: str) -> datetime | None:
-    """When the node was last known to work; what ran on a lost one is billed until then."""
-    node = await node_rows.find(conn, node_id)
-    return node.last_heartbeat_at if node is not None else None
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A lost node, held until the transaction ends. Its units were last known to run at `heard_at`."""
+
+    heard_at: datetime | None
+
+
+async def hold_lost(tx: Tx, node_id: str) -> Lost | None:
+    """The node, unless it is back: it cannot come back before the transaction ends."""
+    node = await node_rows.lock(tx, node_id)
+    if node is None or node.state not in _GONE:
+        return None
+    return Lost(await node_rows.heard_at(tx, node_id))
 
 
 async def answering(conn: Reader) -> list[str]:
@@ -123,7 +135,7 @@ async def silent_for(conn: Reader, node_id: str, *, longer_than_s: float) -> boo
 
 async def lost(conn: Reader) -> list[str]:
     """Nodes that were given up, revoked or retired: nothing on them can be stopped or proved."""
-    return await node_rows.ids_in(conn, NodeState.LOST, NodeState.RETIRED)
+    return await node_rows.ids_in(conn, *_GONE)
 
 
 async def retired(conn: Reader) -> list[str]:

@@ -8,6 +8,7 @@ from penstock.fleet import metrics
 from penstock.fleet.model import ANSWERING, RETURNS, Config, Node, NodeEvent, NodeState, TaskState
 from penstock.fleet.store import certificates
 from penstock.fleet.store import gpus as gpu_rows
+from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import tasks as task_rows
 from penstock.kit.db import Database, Tx
@@ -55,7 +56,10 @@ class Sweeper:
         return [await node_rows.move(tx, node, NodeEvent.FALL_SILENT, reason) for node in silent]
 
     async def _given_up(self, tx: Tx) -> list[Node]:
+        """Only those that could have been heard: after an outage of all gateways nodes get their time anew."""
         silence_s = self._config.lost_after_s
+        if not await link_rows.listened(tx, for_s=silence_s):
+            return []
         silent = await node_rows.lock_silent(tx, [NodeState.UNREACHABLE], after_s=silence_s, limit=BATCH)
         reason = f"no heartbeat for {silence_s:g} s"
         return [await node_rows.move(tx, node, NodeEvent.GIVE_UP, reason) for node in silent]

@@ -58,13 +58,19 @@ class NodeKeeper:
     tasks: Tasks
 
     async def lost_nodes(self) -> None:
-        """Nothing runs on a lost node; it is paid for until the last heartbeat."""
+        """Nothing runs on a lost node; it is paid for until it last named its units."""
         async with self.db.read() as conn:
             occupied = await self.watch.occupied(conn, await nodes.lost(conn))
-            lost = [(node_id, await nodes.last_heartbeat_at(conn, node_id)) for node_id in occupied]
-        for node_id, ended_at in lost:
+        for node_id in occupied:
             async with self.db.transaction() as tx:
-                await self.release.node(tx, _ACTOR, node_id, "the node is lost", ended_at=ended_at)
+                if lost := await nodes.hold_lost(tx, node_id):
+                    await self.release.node(tx, _ACTOR, node_id, "the node is lost", ended_at=lost.heard_at)
+
+    async def unheard_ends(self) -> None:
+        """Nobody pays for the silence in which a unit vanished, whatever was asked for meanwhile."""
+        async with self.db.transaction() as tx:
+            if found := await self.release.unheard(tx):
+                _log.info("unheard_time_not_billed", allocations=found)
 
     async def draining_nodes(self) -> None:
         """What runs on a draining node is told when it has to leave, and leaves then."""

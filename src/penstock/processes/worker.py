@@ -244,6 +244,7 @@ def _start_node_loops(group: asyncio.TaskGroup, keeper: NodeKeeper) -> None:
     group.create_task(every(1.0, keeper.exited_units, name="exited_units"))
     group.create_task(every(1.0, keeper.failed_gpus, name="failed_gpus"))
     group.create_task(every(5.0, keeper.missing_units, name="missing_units"))
+    group.create_task(every(5.0, keeper.unheard_ends, name="unheard_ends"))
     group.create_task(every(5.0, keeper.failed_releases, name="failed_releases"))
     group.create_task(every(5.0, keeper.orphan_units, name="orphan_units"))
     group.create_task(every(5.0, keeper.blocked_slots, name="blocked_slots"))

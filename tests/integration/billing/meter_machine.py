@@ -7,7 +7,7 @@ micro-dollar.
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
 from math import floor
@@ -170,6 +170,25 @@ class MeterMachine(RuleBasedStateMachine):
         """The loss of its node, which ended it at the last heartbeat, before what is charged."""
         run = self._running()[pick % len(self._running())]
         self.runner.run(self.stage.end(run, max(run.active_at, self.until - ago * _MS)))
+
+    @precondition(lambda self: self._running())
+    @rule(seconds=st.integers(5, 3_600), survives=st.booleans(), late=st.booleans())
+    def everything_off(self, seconds: int, survives: bool, late: bool) -> None:
+        """The whole cloud is off for a while, and its node with it. Units that the node comes back without ended when
+        it was last heard of, whether the biller charges the time of the outage before that is known or after."""
+        runs, heard_at = self._running(), self.now
+        self.now += timedelta(seconds=seconds)
+        if late:
+            self._accrue(timedelta(seconds=60))
+        ended = self.runner.run(self.stage.off(runs, seconds, survives=survives))
+        for run in runs:
+            ago_s = ended[run.id]
+            if ago_s is not None:
+                self.runner.run(self.stage.end(run, max(run.active_at, self.now - timedelta(seconds=ago_s))))
+            if not survives:
+                # The model does not ask the fleet.
+                self.stage.runs[run.id] = replace(run, ended_at=max(run.active_at, heard_at))
+        self.seen["survived" if survives else "off"] += 1
 
     def _running(self) -> list[Run]:
         return [run for run in self.stage.runs.values() if run.ended_at is None]

@@ -19,6 +19,8 @@ from penstock.billing.model import (
 from penstock.billing.service.accrue import Accrue
 from penstock.billing.store import accrual, ledger
 from penstock.compute.settlement import Settlement
+from penstock.fleet.store import links
+from penstock.fleet.store.links import UnitRow
 from penstock.kit.db import Database, Tx
 from penstock.kit.ids import new_id
 
@@ -43,6 +45,29 @@ _SERIES: Final = """
 _RECORDED: Final = """
     insert into billing.recorded (key, organisation_id, project_id, series_id, meter, quantity, occurred_at,
         recorded_at, state) values ($1, $2, $3, $4, 'function.ms', $5, $6, $6, 'pending')
+"""
+#: A node with a link, as after its first connection, and nothing on it.
+_NODE: Final = """
+    with node as (
+        insert into fleet.nodes (id, name, state, gpus_approved) values ('nod_off', 'off', 'ready', 8)
+        on conflict (id) do nothing
+    ), certificate as (
+        insert into fleet.certificates (serial, node_id, not_after) values ('off', 'nod_off', 'infinity')
+        on conflict (serial) do nothing
+    ), link as (
+        insert into fleet.links (node_id, link_id, gateway_id, address, serial)
+        values ('nod_off', 'lnk_off', 'g', 'a', 'off') on conflict (node_id) do nothing
+    )
+    delete from fleet.unit_reports where node_id = 'nod_off'
+"""
+_AGO: Final = """
+    update fleet.heartbeats set at = clock_timestamp() - make_interval(secs => $1),
+        listed_at = clock_timestamp() - make_interval(secs => $1) where node_id = 'nod_off'
+"""
+#: To the second: the machine's own clock is not the model's.
+_ENDS: Final = """
+    select unit_id, round(extract(epoch from clock_timestamp() - ran_until))::float8 as ago_s from fleet.unit_ends
+    where node_id = 'nod_off'
 """
 #: What each series was charged and how long for, from the usage rows and from the days.
 _CHARGED: Final = """
@@ -149,6 +174,24 @@ class Stage:
         )
         self.runs[run.id] = replace(run, ended_at=at)
         return self.runs[run.id]
+
+    async def off(self, runs: Sequence[Run], seconds: float, *, survives: bool) -> dict[str, float | None]:
+        """All of the cloud is off for so long, together with the node that these run on: it was last heard of when
+        that began, and then comes back, with its units or without. For each, how long before now it ended, as
+        the fleet sees it; none where it runs on."""
+        async with self.db.transaction() as tx:
+            await tx.execute(_NODE)
+            units = [UnitRow("nod_off", run.id, "running", None, "") for run in runs]
+            key = [("nod_off", "lnk_off", 0.0)]
+            await links.beat(tx, key, listed=True)
+            await links.replace_units(tx, ["nod_off"], units)
+            await tx.execute(_AGO, seconds)
+            # So a node comes back: a sign of life, and its list with the next heartbeat.
+            await links.beat(tx, key, listed=False)
+            await links.beat(tx, key, listed=True)
+            await links.replace_units(tx, ["nod_off"], units if survives else [])
+            ends = await tx.fetch(_ENDS)
+        return {run.id: None for run in runs} | {row["unit_id"]: row["ago_s"] for row in ends}
 
     async def record(
         self, quantity: int, at: datetime, *, org: str = "org_a", price: int, per: int, resource: str = "fn"

@@ -12,6 +12,7 @@ from penstock.fleet import slots
 from penstock.fleet.errors import AbsenceNotVerified, IllegalMove, NodeInUse, SlotHeld, SlotNotBlocked
 from penstock.fleet.model import NodeEvent, NodeState
 from penstock.fleet.nodes import Nodes
+from penstock.fleet.store import links
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.sweeper import Sweeper
 from penstock.kit.bus import Bus
@@ -179,7 +180,6 @@ async def test_silence_makes_a_node_unreachable_then_lost_and_it_returns_as_it_w
     assert await state_of(database, node_id) == "lost"
     async with database.read() as conn:
         assert await queries.lost(conn) == [node_id]
-        assert await queries.last_heartbeat_at(conn, node_id) is not None
     await agent.beat()
     await agent.expect(HeartbeatAck)
     await sweeper.sweep_nodes()
@@ -344,6 +344,12 @@ async def test_the_reported_units_replace_those_before(database: Database, enrol
     }
 
 
+#: The node was last heard of an hour ago.
+_AN_HOUR_AGO = (
+    "update fleet.heartbeats set at = at - interval '1 h', listed_at = listed_at - interval '1 h' where node_id = $1"
+)
+
+
 async def test_a_unit_that_is_over_ran_until_the_heartbeat_before_a_silence(
     database: Database, enrol: Enrol, connect: Connect
 ) -> None:
@@ -367,13 +373,74 @@ async def test_a_unit_that_is_over_ran_until_the_heartbeat_before_a_silence(
     await report(*running[:2])
     assert await ran_until() == {"alc_c": ("gone", False)}
     async with database.transaction() as tx:
-        await tx.execute("update fleet.heartbeats set at = now() - interval '1 hour' where node_id = $1", node.node_id)
+        await tx.execute(_AN_HOUR_AGO, node.node_id)
     await report(UnitReport(unit_id="alc_a", state=UnitState.EXITED, exit_code=1, exit_class="exited"))
     assert await ran_until() == {
         "alc_a": ("exited", True),
         "alc_b": ("gone", True),
         "alc_c": ("gone", False),
     }
+
+
+@pytest.mark.parametrize("left", ["gone", "exited"])
+async def test_a_unit_that_ended_while_everything_was_off_ran_until_its_node_was_last_heard_of(
+    database: Database, enrol: Enrol, connect: Connect, left: str
+) -> None:
+    """A node that comes back gives a sign of life first, and tells of its units a moment later."""
+    node = await enrol("n1")
+    before = await connect("n1")
+    await before.join()
+    await before.beat(units=[UnitReport(unit_id="alc_a", state=UnitState.RUNNING)])
+    await before.expect(HeartbeatAck)
+    await before.socket.close()
+    async with database.transaction() as tx:
+        await tx.execute(_AN_HOUR_AGO, node.node_id)
+        heard_at = await tx.fetchval("select listed_at from fleet.heartbeats")
+    after = await connect("n1")
+    await after.join()
+    exited = UnitReport(unit_id="alc_a", state=UnitState.EXITED, exit_class="killed")
+    await after.beat(units=[exited] if left == "exited" else [])
+    await after.expect(HeartbeatAck)
+    async with database.read() as conn:
+        rows = await conn.fetch("select state, ran_until, unheard from fleet.unit_ends")
+    assert [tuple(row) for row in rows] == [(left, heard_at, True)]
+
+
+async def test_a_node_that_connected_and_named_no_units_was_last_heard_of_before(
+    database: Database, enrol: Enrol, connect: Connect, sweeper: Sweeper
+) -> None:
+    node_id = (await enrol()).node_id
+    agent = await connect()
+    await agent.join()
+    await agent.beat(units=[UnitReport(unit_id="alc_a", state=UnitState.RUNNING)])
+    await agent.expect(HeartbeatAck)
+    async with database.transaction() as tx:
+        await tx.execute(_AN_HOUR_AGO, node_id)
+    await (await connect()).join()
+    async with database.transaction() as tx:
+        await tx.execute("update fleet.nodes set state = 'lost'")
+        lost = await queries.hold_lost(tx, node_id)
+        long_ago = await tx.fetchval("select $1 < now() - interval '59 min'", lost and lost.heard_at)
+    assert long_ago
+
+
+async def test_silence_counts_only_while_a_gateway_could_hear(
+    database: Database, enrol: Enrol, connect: Connect, sweeper: Sweeper
+) -> None:
+    """After an outage of the whole control plane no node is given up before it had the time to come back."""
+    node_id = (await enrol()).node_id
+    await (await connect()).join()
+    async with database.transaction() as tx:
+        await tx.execute(_AN_HOUR_AGO, node_id)
+        await tx.execute("update fleet.listening set since = since - interval '2 h', at = at - interval '1 h'")
+        await links.listen(tx)
+    await sweeper.sweep_nodes()
+    await sweeper.sweep_nodes()
+    assert await state_of(database, node_id) == "unreachable", "it had no chance to be heard"
+    async with database.transaction() as tx:
+        await tx.execute("update fleet.listening set since = since - interval '10 s'")
+    await sweeper.sweep_nodes()
+    assert await state_of(database, node_id) == "lost"
 
 
 async def test_many_heartbeats_are_one_statement(database: Database, enrol: Enrol, connect: Connect) -> None:

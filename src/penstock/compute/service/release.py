@@ -58,6 +58,11 @@ class Release:
             await allocations.end_billing(tx, node_id, ended_at)
         return len(found)
 
+    async def unheard(self, tx: Tx) -> int:
+        """End the billing of what was released while its node was away, where the node came back without the unit:
+        the unit was last known to run before. How many there were."""
+        return await allocations.end_unheard(tx)
+
     async def payer(
         self,
         tx: Tx,

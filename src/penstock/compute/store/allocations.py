@@ -339,6 +339,23 @@ async def end_billing(tx: Tx, node_id: str, at: datetime) -> None:
     )
 
 
+async def end_unheard(tx: Tx) -> int:
+    """The same for units that were gone when their nodes came back, after a release that had been asked for."""
+    rows = await tx.fetch(
+        """
+        with late as (
+            select a.id, greatest(a.active_at, e.ran_until) as ended_at
+            from fleet.unit_ends e join compute.allocations a on a.unit_id = e.unit_id and a.node_id = e.node_id
+            where e.unheard and a.billing_ended_at > greatest(a.active_at, e.ran_until)
+            order by a.id for update of a
+        )
+        update compute.allocations a set billing_ended_at = late.ended_at, settled = false
+        from late where a.id = late.id returning a.id
+        """
+    )
+    return len(rows)
+
+
 async def settle(tx: Tx, allocation_ids: Sequence[str]) -> None:
     """Note that nothing of them remains to be charged. They are locked in the order in which all others lock them."""
     await tx.execute(

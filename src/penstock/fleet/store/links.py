@@ -4,6 +4,7 @@ statement serves every link of a gateway."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from penstock.kit.db import Reader, Tx
 
@@ -59,8 +60,9 @@ select b.node_id, clock_timestamp(), b.skew_s, case when $4 then clock_timestamp
   join fleet.links l on l.node_id = b.node_id and l.link_id = b.link_id
   join fleet.certificates c on c.serial = l.serial and c.revoked_at is null
  order by b.node_id
-on conflict (node_id) do update set at = excluded.at, previous_at = h.at, skew_s = excluded.skew_s,
-       listed_at = coalesce(excluded.listed_at, h.listed_at)
+on conflict (node_id) do update set at = excluded.at, skew_s = excluded.skew_s,
+       listed_at = coalesce(excluded.listed_at, h.listed_at),
+       listed_before_at = case when $4 then h.listed_at else h.listed_before_at end
 returning h.node_id, h.at
 """
 
@@ -83,28 +85,36 @@ class UnitRow:
     exit_class: str
 
 
-_ABSENT = """
+#: How the units of these nodes were last heard of: in the list before, and whether the node was away or silent since.
+_HEARD = """
+    select h.node_id, coalesce(h.listed_before_at, h.at) as seen_at,
+           coalesce(h.listed_before_at < greatest(l.connected_at, now() - interval '30 seconds'), false) as unheard
+      from fleet.heartbeats h join fleet.links l using (node_id)
+"""
+_ABSENT = f"""
 with old as (
     delete from fleet.unit_reports where node_id = any($1) and state = 'gone' and since < now() - interval '1 day'
 )
 update fleet.unit_reports u
-   set state = 'gone', since = now(), seen_at = case when u.state = 'exited' then u.seen_at else h.previous_at end
-  from fleet.heartbeats h
+   set state = 'gone', since = now(),
+       seen_at = case when u.state = 'exited' then u.seen_at else h.seen_at end,
+       unheard = case when u.state = 'exited' then u.unheard else h.unheard end
+  from ({_HEARD}) h
  where u.node_id = any($1) and u.state <> 'gone' and h.node_id = u.node_id
    and not exists (select 1 from unnest($2::text[], $3::text[]) r(node_id, unit_id)
                     where r.node_id = u.node_id and r.unit_id = u.unit_id)
-"""
-_PRESENT = """
-insert into fleet.unit_reports as u (node_id, unit_id, state, exit_code, exit_class, seen_at)
-select r.*, case when r.state = 'exited' then h.previous_at end
+"""  # noqa: S608
+_PRESENT = f"""
+insert into fleet.unit_reports as u (node_id, unit_id, state, exit_code, exit_class, seen_at, unheard)
+select r.*, case when r.state = 'exited' then h.seen_at end, r.state = 'exited' and h.unheard
   from unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[])
        r (node_id, unit_id, state, exit_code, exit_class)
-  join fleet.heartbeats h using (node_id)
+  join ({_HEARD}) h using (node_id)
 on conflict (node_id, unit_id) do update
    set state = excluded.state, exit_code = excluded.exit_code, exit_class = excluded.exit_class, since = now(),
-       seen_at = excluded.seen_at
+       seen_at = excluded.seen_at, unheard = excluded.unheard
  where (u.state, u.exit_code, u.exit_class) is distinct from (excluded.state, excluded.exit_code, excluded.exit_class)
-"""
+"""  # noqa: S608
 
 
 async def replace_units(tx: Tx, node_ids: Sequence[str], units: Sequence[UnitRow]) -> None:
@@ -119,3 +129,28 @@ async def replace_units(tx: Tx, node_ids: Sequence[str], units: Sequence[UnitRow
         [unit.exit_code for unit in units],
         [unit.exit_class for unit in units],
     )
+
+
+#: A pause that is longer means that nobody listened.
+_LISTEN_GAP_S: Final = 10.0
+_LISTEN = """
+insert into fleet.listening as l (since, at) values (clock_timestamp(), clock_timestamp())
+on conflict (only_row) do update set at = excluded.at,
+       since = case when l.at < excluded.at - make_interval(secs => $1) then excluded.at else l.since end
+ where l.at < excluded.at - interval '1 second'
+"""
+_LISTENED = """
+select exists (select 1 from fleet.listening
+                where since < clock_timestamp() - make_interval(secs => $1)
+                  and at > clock_timestamp() - make_interval(secs => $2))
+"""
+
+
+async def listen(conn: Reader) -> None:
+    """A gateway hears nodes now."""
+    await conn.execute(_LISTEN, _LISTEN_GAP_S)
+
+
+async def listened(conn: Reader, *, for_s: float) -> bool:
+    """Whether some gateway could hear nodes all this time."""
+    return await conn.fetchval(_LISTENED, for_s, _LISTEN_GAP_S)

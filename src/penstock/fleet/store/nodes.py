@@ -132,6 +132,11 @@ async def silent_s(conn: Reader, node_id: str) -> float | None:
     )
 
 
+async def heard_at(conn: Reader, node_id: str) -> datetime | None:
+    """When the node last named its units. One that only connected has not said whether they still run."""
+    return await conn.fetchval("select coalesce(listed_at, at) from fleet.heartbeats where node_id = $1", node_id)
+
+
 async def count_states(conn: Reader) -> dict[str, int]:
     """How many nodes are in each state."""
     rows = await conn.fetch("select state, count(*) as count from fleet.nodes group by state")
