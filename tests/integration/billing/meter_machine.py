@@ -172,7 +172,7 @@ class MeterMachine(RuleBasedStateMachine):
         self.runner.run(self.stage.end(run, max(run.active_at, self.until - ago * _MS)))
 
     @precondition(lambda self: self._running())
-    @rule(seconds=st.integers(5, 3_600), survives=st.booleans(), late=st.booleans())
+    @rule(seconds=st.integers(5, 900), survives=st.booleans(), late=st.booleans())
     def everything_off(self, seconds: int, survives: bool, late: bool) -> None:
         """The whole cloud is off for a while, and its node with it. Units that the node comes back without ended when
         it was last heard of, whether the biller charges the time of the outage before that is known or after."""
@@ -182,9 +182,8 @@ class MeterMachine(RuleBasedStateMachine):
             self._accrue(timedelta(seconds=60))
         ended = self.runner.run(self.stage.off(runs, seconds, survives=survives))
         for run in runs:
-            ago_s = ended[run.id]
-            if ago_s is not None:
-                self.runner.run(self.stage.end(run, max(run.active_at, self.now - timedelta(seconds=ago_s))))
+            if run.id in ended:
+                self.runner.run(self.stage.end(run, max(run.active_at, heard_at + ended[run.id])))
             if not survives:
                 # The model does not ask the fleet.
                 self.stage.runs[run.id] = replace(run, ended_at=max(run.active_at, heard_at))

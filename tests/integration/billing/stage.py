@@ -62,12 +62,7 @@ _NODE: Final = """
 """
 _AGO: Final = """
     update fleet.heartbeats set at = clock_timestamp() - make_interval(secs => $1),
-        listed_at = clock_timestamp() - make_interval(secs => $1) where node_id = 'nod_off'
-"""
-#: To the second: the machine's own clock is not the model's.
-_ENDS: Final = """
-    select unit_id, round(extract(epoch from clock_timestamp() - ran_until))::float8 as ago_s from fleet.unit_ends
-    where node_id = 'nod_off'
+        listed_at = clock_timestamp() - make_interval(secs => $1) where node_id = 'nod_off' returning listed_at
 """
 #: What each series was charged and how long for, from the usage rows and from the days.
 _CHARGED: Final = """
@@ -175,23 +170,22 @@ class Stage:
         self.runs[run.id] = replace(run, ended_at=at)
         return self.runs[run.id]
 
-    async def off(self, runs: Sequence[Run], seconds: float, *, survives: bool) -> dict[str, float | None]:
-        """All of the cloud is off for so long, together with the node that these run on: it was last heard of when
-        that began, and then comes back, with its units or without. For each, how long before now it ended, as
-        the fleet sees it; none where it runs on."""
+    async def off(self, runs: Sequence[Run], seconds: float, *, survives: bool) -> dict[str, timedelta]:
+        """All of the cloud is off for so long, together with the node that these run on; then the node comes back, with
+        its units or without. For each that ended, how long after the node was last heard of the fleet says it did."""
         async with self.db.transaction() as tx:
             await tx.execute(_NODE)
             units = [UnitRow("nod_off", run.id, "running", None, "") for run in runs]
             key = [("nod_off", "lnk_off", 0.0)]
             await links.beat(tx, key, listed=True)
             await links.replace_units(tx, ["nod_off"], units)
-            await tx.execute(_AGO, seconds)
+            heard_at = await tx.fetchval(_AGO, seconds)
             # So a node comes back: a sign of life, and its list with the next heartbeat.
             await links.beat(tx, key, listed=False)
             await links.beat(tx, key, listed=True)
             await links.replace_units(tx, ["nod_off"], units if survives else [])
-            ends = await tx.fetch(_ENDS)
-        return {run.id: None for run in runs} | {row["unit_id"]: row["ago_s"] for row in ends}
+            ends = await tx.fetch("select unit_id, ran_until from fleet.unit_ends where node_id = 'nod_off'")
+        return {row["unit_id"]: row["ran_until"] - heard_at for row in ends}
 
     async def record(
         self, quantity: int, at: datetime, *, org: str = "org_a", price: int, per: int, resource: str = "fn"
