@@ -1,4 +1,4 @@
-"""Outbox, inbox, idempotency keys and audit."""
+"""Outbox, inbox, idempotency keys, standing faults and audit."""
 
 from alembic import op
 
@@ -72,6 +72,17 @@ STATEMENTS = (
         response bytea not null,
         created_at timestamptz not null default now(),
         primary key (scope, key)
+    )
+    """,
+    """
+    create table kit.conditions (
+        kind text not null,
+        id text not null,
+        reason text not null,
+        repair text not null,
+        since timestamptz not null default clock_timestamp(),
+        seen_at timestamptz not null default clock_timestamp(),
+        primary key (kind, id)
     )
     """,
     """

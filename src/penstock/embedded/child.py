@@ -72,6 +72,20 @@ class Child:
         with suppress(ProcessLookupError):
             self.process.kill()
 
+    def abort(self) -> None:
+        """End it at once, with a word about where it stands if it can."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGABRT)
+
+    def kill_children(self) -> None:
+        """End its children, whichever groups they lead: those of a stopped server would hold what the next needs."""
+        with suppress(OSError):
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            self.kill()
+            for pid in children:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(pid), signal.SIGKILL)
+
     def kill_group(self) -> None:
         """End what is left in the group that it led."""
         with suppress(ProcessLookupError, PermissionError):
@@ -147,10 +161,18 @@ def rotate(log: Path) -> None:
     try:
         if log.stat().st_size <= LOG_BYTES_MAX:
             return
-        log.with_suffix(".log.1").write_bytes(log.read_bytes()[-LOG_BYTES_MAX:])
+        _copy(log, log.with_suffix(".log.1"))
         os.truncate(log, 0)
     except OSError:
         return
+
+
+def _copy(log: Path, older: Path) -> None:
+    """On a full disk there is no older copy: to have space again matters more."""
+    try:
+        older.write_bytes(log.read_bytes()[-LOG_BYTES_MAX:])
+    except OSError:
+        older.unlink(missing_ok=True)
 
 
 def _enter_user_namespace(uid: int, gid: int) -> None:

@@ -20,6 +20,7 @@ from penstock.embedded.server import Server, running
 from penstock.kit.errors import Unavailable
 
 _USER: Final = "penstock"
+_ALIVE_TIMEOUT_S: Final = 5.0
 _ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
@@ -57,6 +58,7 @@ async def prepare(folder: Path, port: int, log: Path) -> Server:
         port=port,
         url=url,
         answers=lambda: _answers(url),
+        alive=lambda: _alive(url),
         before_start=lambda: _forget_dead_server(folder),
         # A fast shutdown: open sessions are ended, what was committed is flushed.
         stop_signal=signal.SIGINT,
@@ -110,6 +112,18 @@ async def _answers(url: str) -> bool:
     try:
         conn = await asyncpg.connect(url, timeout=2)
     except (OSError, TimeoutError, asyncpg.PostgresError):
+        return False
+    await conn.close()
+    return True
+
+
+async def _alive(url: str) -> bool:
+    """Whether the server says anything, be it that it recovers or has no connection left."""
+    try:
+        conn = await asyncpg.connect(url, timeout=_ALIVE_TIMEOUT_S)
+    except asyncpg.PostgresError:
+        return True
+    except (OSError, TimeoutError):
         return False
     await conn.close()
     return True

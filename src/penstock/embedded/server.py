@@ -30,6 +30,8 @@ class Server:
     port: int
     url: str
     answers: Callable[[], Awaitable[bool]]
+    #: Whether it says anything at all; where that is the same as answering, none is given.
+    alive: Callable[[], Awaitable[bool]] | None = None
     before_start: Callable[[], None] = _nothing
     stop_signal: signal.Signals = signal.SIGTERM
     as_ordinary_user: bool = False

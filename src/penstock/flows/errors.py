@@ -7,7 +7,7 @@ from typing import Final, ParamSpec, TypeVar
 import asyncpg
 from temporalio.exceptions import ActivityError, ApplicationError, FailureError
 
-from penstock.kit.errors import Kind, PenstockError, StaleRow, Unavailable
+from penstock.kit.errors import Kind, PenstockError, StaleRow, StorageFull, Unavailable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,12 +19,13 @@ _DATABASE_AWAY: Final = (
     TimeoutError,
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
     asyncpg.DeadlockDetectedError,
-    asyncpg.QueryCanceledError,
 )
+#: Failures that say nothing of the step itself.
+_OUTAGES: Final = frozenset({Unavailable.code, StorageFull.code})
 
 
 def application_error(error: PenstockError) -> ApplicationError:
@@ -56,4 +57,4 @@ def cause_of(error: FailureError) -> BaseException:
 def is_outage(error: FailureError) -> bool:
     """Whether the activity failed only because something was away: no verdict on the step itself."""
     cause = cause_of(error)
-    return isinstance(cause, ApplicationError) and cause.type == Unavailable.code
+    return isinstance(cause, ApplicationError) and cause.type in _OUTAGES

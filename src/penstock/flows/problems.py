@@ -10,7 +10,7 @@ from penstock.compute import overview as compute
 from penstock.compute.overview import Stuck
 from penstock.fleet import overview as fleet
 from penstock.fleet.overview import SickNode, SickSlot
-from penstock.kit import deadletters
+from penstock.kit import conditions, deadletters
 from penstock.kit.db import Reader
 from penstock.kit.outbox import oldest_waiting
 from penstock.wire.rest import Problem
@@ -30,6 +30,7 @@ async def find(conn: Reader) -> list[Problem]:
         *map(_slot, await fleet.sick_slots(conn, limit=LIMIT)),
         *await _tasks(conn),
         *await _events(conn),
+        *await _conditions(conn),
     ]
 
 
@@ -135,3 +136,10 @@ async def _events(conn: Reader) -> list[Problem]:
             Problem(kind="relay_behind", id="relay", since=since, reason=reason, repair="penstock serve relay")
         )
     return problems
+
+
+async def _conditions(conn: Reader) -> Iterator[Problem]:
+    found = await conditions.standing(conn, limit=LIMIT)
+    return (
+        Problem(kind=each.kind, id=each.id, since=each.since, reason=each.reason, repair=each.repair) for each in found
+    )

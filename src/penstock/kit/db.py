@@ -13,19 +13,25 @@ from typing import Any, Final, Protocol, TypeAlias
 import asyncpg
 import msgspec
 
-from penstock.kit.errors import PenstockError, Unavailable
+from penstock.kit.errors import PenstockError, StorageFull, Unavailable
+from penstock.kit.full import FULL, is_full
 
 Row: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[Row]"
 _ACQUIRE_TIMEOUT_S: Final = 10.0
 #: A server that is gone without a word is not waited for.
 _CLEAN_S: Final = 5.0
-#: The server is gone, going or not there yet.
+_FULL_RETRY_S: Final = 5
+#: The server is gone, going, not there yet, or out of something: SQLSTATE classes 08, 53, 57P and 58.
 _AWAY: Final = (
     asyncpg.PostgresConnectionError,
+    asyncpg.InsufficientResourcesError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
+    asyncpg.DatabaseDroppedError,
+    asyncpg.IdleSessionTimeoutError,
+    asyncpg.PostgresSystemError,
     # Its last words came while nobody asked: the library sees the end of the connection only after them.
     asyncpg.InternalClientError,
 )
@@ -120,7 +126,7 @@ class Database:
                         await self.give_back(conn, clean=False)
                 return conn
         except (OSError, *_AWAY) as error:  # a TimeoutError is an OSError
-            raise _unreachable() from error
+            raise _away(error) from error
 
     async def _open(self) -> Connection:
         self._room -= 1
@@ -199,7 +205,7 @@ class _Lease:
         # Only what went wrong in Postgres can have left the session unclean; our own refusals cannot.
         await self._db.give_back(self._conn, clean=kind is None or issubclass(kind, PenstockError))
         if isinstance(error, _AWAY) or (isinstance(error, asyncpg.InterfaceError) and _gone(self._conn)):
-            raise _unreachable() from error
+            raise _away(error) from error
 
 
 def _gone(conn: Connection) -> bool:
@@ -210,7 +216,13 @@ def _gone(conn: Connection) -> bool:
         return True
 
 
-def _unreachable() -> Unavailable:
+def _away(error: BaseException) -> Unavailable:
+    """Why there is no answer, in words for callers."""
+    if isinstance(error, asyncpg.DiskFullError) or is_full(error):
+        FULL.labels("database").inc()
+        return StorageFull("the database has no space left; try again later", retry_after_s=_FULL_RETRY_S)
+    if isinstance(error, asyncpg.InsufficientResourcesError | asyncpg.PostgresSystemError):
+        return Unavailable("the database cannot answer now; try again", retry_after_s=1, error=repr(error))
     return Unavailable("the database cannot be reached; try again", retry_after_s=1)
 
 

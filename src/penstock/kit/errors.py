@@ -78,3 +78,9 @@ class Unavailable(PenstockError):
 
     kind = Kind.UNAVAILABLE
     code = "unavailable"
+
+
+class StorageFull(Unavailable):
+    """A disk of ours has no space; everything goes on when there is some."""
+
+    code = "storage_full"

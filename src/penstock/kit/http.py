@@ -26,7 +26,8 @@ from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
 from penstock.kit import jsonbody
 from penstock.kit.caller import Caller
 from penstock.kit.edge import EdgeRequest, Head, Rejected
-from penstock.kit.errors import Invalid, Kind, NotFound, PenstockError, Unavailable
+from penstock.kit.errors import Invalid, Kind, NotFound, PenstockError, StorageFull, Unavailable
+from penstock.kit.full import FULL, is_full
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
 from penstock.kit.paging import LIMIT_DEFAULT, LIMIT_MAX, PageQuery
@@ -60,12 +61,11 @@ _CODES: Final = {
 _DATABASE_AWAY: Final = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
-    asyncpg.QueryCanceledError,
     ConnectionError,
     TimeoutError,
 )
@@ -293,6 +293,14 @@ def _on_database_away(request: Request[Any, Any, Any], error: Exception) -> Resp
     return _on_expected(request, Unavailable("the database cannot answer now; try again", retry_after_s=1))
 
 
+def _on_os_error(request: Request[Any, Any, Any], error: OSError) -> Response[bytes]:
+    """A file that could not be written for want of space is no bug."""
+    if not is_full(error):
+        return _on_bug(request, error)
+    FULL.labels("files").inc()
+    return _on_expected(request, StorageFull("there is no space left on the server; try again later"))
+
+
 def _on_refused_value(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """A value that nobody checked came as far as the database: a gap of ours, but the sender can correct it."""
     _log.error("value_unchecked", exc_info=error)
@@ -312,6 +320,7 @@ EXCEPTION_HANDLERS: Final = cast(
         ValidationException: _on_validation,
         HTTPException: _on_http,
         asyncpg.DataError: _on_refused_value,
+        OSError: _on_os_error,
         Exception: _on_bug,
         **dict.fromkeys(_DATABASE_AWAY, _on_database_away),
     },

@@ -1,9 +1,11 @@
 """How every process runs: telemetry first, then its body until a signal, then a clean end.
 
-Each process also answers `/healthz` and `/metrics` on a loopback port of its own (`ops_port`, 0 for none).
+Its event loop sends heartbeats to whoever supervises it (`kit/heartbeat.py`). Each process also answers `/healthz` and
+`/metrics` on a loopback port of its own (`ops_port`, 0 for none).
 """
 
 import asyncio
+import faulthandler
 import gc
 import os
 import resource
@@ -11,7 +13,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import uvloop
 from aiohttp import web
@@ -21,6 +23,7 @@ from penstock.kit import telemetry
 from penstock.kit.bus import Bus
 from penstock.kit.clock import backoff_s
 from penstock.kit.errors import PenstockError
+from penstock.kit.heartbeat import Heart
 from penstock.kit.telemetry import logger
 
 _log = logger(__name__)
@@ -30,23 +33,45 @@ _GC_THRESHOLD: Final = (10_000, 10, 10)
 
 def main(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]], **configure: str) -> None:
     """Run `body(stack)` until it ends or a signal comes; everything entered on the stack is closed."""
+    _hold_standard_descriptors()
+    # Where it stands, when a supervisor ends it because its loop does not move.
+    faulthandler.enable(file=2)
+    heart = Heart(os.environ)
     telemetry.configure(name, **configure)
     code = 0
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_until_signal(name, body))
+            runner.run(_until_signal(name, body, heart))
     except PenstockError as error:
         _log.error("process_failed", error=error.detail, field=error.field)
         code = 1
     telemetry.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush(sys.stdout, sys.stderr)
     # The Temporal SDK's threads can abort the interpreter while it shuts down; everything is closed by now.
     os._exit(code)
 
 
-async def _until_signal(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]]) -> None:
+def _hold_standard_descriptors() -> None:
+    """A process may be started with its output closed: the next socket must not take that number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _flush(*streams: TextIO | None) -> None:
+    """A disk without space or a reader that has gone changes nothing about how a process ends."""
+    for stream in streams:
+        with suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()
+
+
+async def _until_signal(name: str, body: Callable[[AsyncExitStack], Coroutine[Any, Any, None]], heart: Heart) -> None:
+    beating = asyncio.create_task(heart.beat(), name="heartbeat")
     async with AsyncExitStack() as stack:
+        stack.callback(beating.cancel)
         task = asyncio.create_task(body(stack), name=name)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

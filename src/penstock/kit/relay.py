@@ -23,6 +23,7 @@ from penstock.kit.clock import backoff_s, utc_now
 from penstock.kit.db import Database, Reader, Row
 from penstock.kit.outbox import SHARDS
 from penstock.kit.process import heed_cancellation
+from penstock.kit.streamguard import StreamGuard
 from penstock.kit.telemetry import logger, span
 from penstock.wire import subjects
 from penstock.wire.events import Envelope
@@ -65,9 +66,10 @@ returning dead
 class Relay:
     """Drains the shards that it can lock."""
 
-    def __init__(self, db: Database, bus: Bus) -> None:
+    def __init__(self, db: Database, bus: Bus, guard: StreamGuard | None = None) -> None:
         self._db = db
         self._bus = bus
+        self._guard = guard
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -125,8 +127,19 @@ class Relay:
                 else:
                     held.add(row["aggregate_id"])
                     await _record_refusal(conn, row, error)
+            await self._judge(outcomes)
         await _mark(conn, sent)
         return len(sent)
+
+    async def _judge(self, outcomes: Sequence[Exception | None]) -> None:
+        """Tell whether the stream stores: one message that it took says so."""
+        silences = [error for error in outcomes if isinstance(error, TimeoutError)]
+        if self._guard is None or not outcomes:
+            return
+        if None in outcomes:
+            await self._guard.stored()
+        elif silences:
+            await self._guard.refused(silences[0])
 
     async def _publish_wave(self, rows: Sequence[Row]) -> list[Exception | None]:
         """Publish without waiting in between, then wait for all; none means acknowledged."""

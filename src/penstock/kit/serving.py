@@ -19,6 +19,7 @@ from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
 from penstock.kit.errors import Invalid, Unavailable
+from penstock.kit.heartbeat import Listener, Silence
 from penstock.kit.telemetry import logger
 
 CONCURRENT_MAX: Final = 4096
@@ -27,6 +28,8 @@ _STOP_GRACE_S: Final = 5.0
 _HEADER_READ_MS: Final = 10_000
 _HEADER_BYTES_MAX: Final = 64 << 10
 _WATCH_S: Final = 1.0
+#: Sooner than the supervisor's own patience.
+_SILENT_MAX_S: Final = 20.0
 _PR_SET_PDEATHSIG: Final = 1
 
 _log = logger(__name__)
@@ -91,27 +94,44 @@ class Workers:
 
     first: bool
     others: tuple[int, ...] = ()
+    beats: Listener | None = None
 
 
 def fork_workers(count: int) -> Workers:
     """Become `count` processes. The kernel ends the others when the first ends, however it ends."""
+    if count == 1:
+        return Workers(first=True)
     parent = os.getpid()
     others: list[int] = []
+    beats = Listener()
     for _ in range(count - 1):
         pid = os.fork()
         if pid == 0:
+            os.environ.pop("WATCHDOG_PID", None)
+            os.environ.update(beats.environment(_SILENT_MAX_S))
+            beats.close()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
                 os._exit(1)
             return Workers(first=False)
         others.append(pid)
-    return Workers(first=True, others=tuple(others))
+    return Workers(first=True, others=tuple(others), beats=beats)
 
 
 async def watch(workers: Workers) -> None:
-    """End when another worker has ended: the supervisor starts all of them again."""
-    while workers.others:
+    """End when another worker has ended or stands still: the supervisor starts all of them again."""
+    if workers.beats is None:
+        return
+    silences = {pid: Silence(_WATCH_S) for pid in workers.others}
+    workers.beats.listen(lambda pid: silences[pid].heard() if pid in silences else None)
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
         await asyncio.sleep(_WATCH_S)
         pid, status = os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 (it does not wait)
         if pid in workers.others:
             raise Unavailable(f"worker {pid} ended with status {status}")
+        for pid, silence in silences.items():
+            if silence.passed(loop.time() - began) > _SILENT_MAX_S:
+                os.kill(pid, signal.SIGKILL)
+                raise Unavailable(f"worker {pid} did not respond for {_SILENT_MAX_S:.0f} s")

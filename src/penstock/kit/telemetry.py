@@ -1,7 +1,8 @@
 """Logs, traces and metrics, the same in every process.
 
 Logs are one JSON object a line (or coloured text on a terminal), carry whatever ids are bound to the current context,
-and pass a filter that removes secrets. Traces go to an OTLP endpoint when one is configured.
+and pass a filter that removes secrets. Traces go to an OTLP endpoint when one is configured. Neither may end a process:
+a line that cannot be written is dropped and counted.
 """
 
 import logging
@@ -10,10 +11,11 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TextIO, cast
 
 import structlog
 from opentelemetry import trace
+from prometheus_client import Counter
 
 from penstock.kit.ids import new_id
 
@@ -24,6 +26,7 @@ _SECRET_NAMES: Final = re.compile(r"(?i)(password|secret|token|authorization|api
 _SECRET_VALUES: Final = re.compile(r"psk_[A-Za-z0-9_-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
 _correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 
+_dropped = Counter("penstock_log_lines_dropped_total", "Lines of the log that could not be written.")
 _tracer: Final = trace.get_tracer("penstock")
 #: Set once by `configure`; without an endpoint a span costs nothing.
 _exporting: list["TracerProvider"] = []
@@ -76,10 +79,41 @@ def flush() -> None:
         provider.shutdown()
 
 
+class LossyStream:
+    """A stream for logs. Writing never fails: on a full disk or a closed pipe the line is dropped and counted."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write and flush, or drop."""
+        try:
+            if self._stream is None:
+                raise ValueError("the stream is closed")
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            _dropped.inc()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def isatty(self) -> bool:
+        """Never asked to draw."""
+        return False
+
+
+def lossy(stream: TextIO | None) -> "IO[str]":
+    """The stream as libraries expect it."""
+    return cast("IO[str]", LossyStream(stream))
+
+
 def configure(process: str, *, level: str = "info", log_format: str = "json", otlp_endpoint: str = "") -> None:
     """Set up logs and traces once, at the start of a process."""
     numeric = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
-    logging.basicConfig(stream=sys.stderr, level=max(numeric, logging.WARNING), format="%(message)s", force=True)
+    output = lossy(sys.stderr)
+    logging.basicConfig(stream=output, level=max(numeric, logging.WARNING), format="%(message)s", force=True)
     renderer = structlog.dev.ConsoleRenderer() if log_format == "text" else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
@@ -92,7 +126,7 @@ def configure(process: str, *, level: str = "info", log_format: str = "json", ot
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(numeric),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", output)),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(process=process)

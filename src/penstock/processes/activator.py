@@ -33,6 +33,7 @@ from penstock.kit.db import Database
 from penstock.kit.errors import Unavailable
 from penstock.kit.process import every, woken
 from penstock.kit.pull import Pull
+from penstock.kit.streamguard import StreamGuard
 from penstock.kit.telemetry import logger
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
@@ -56,6 +57,7 @@ _log = logger(__name__)
 _BATCH_MAX: Final = 256
 _SWEEP_S: Final = 1.0
 _STREAMS_S: Final = 2.0
+_PROBE_S: Final = 5.0
 _PARKED_S: Final = 0.5
 
 
@@ -225,6 +227,9 @@ async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, pa
         if nats_bus.client.is_connected:
             await streams.keep(nats_bus, database)
 
+    for config in streams.STREAMS:
+        guard = StreamGuard(nats_bus, database, config, ensure_streams)
+        tasks.create_task(every(_PROBE_S, guard.probe, name=f"probe {config.name}"))
     await nats_bus.on_hint(subjects.ALL_ALLOCATIONS, allocation_changed)
     await nats_bus.on_hint(subjects.FUNCTIONS, function_changed)
     tasks.create_task(every(_STREAMS_S, ensure_streams, name="streams"))

@@ -247,4 +247,6 @@ _COLUMNS: Final[Sequence[Column[ProcessStatus]]] = (
     Column("pid", lambda process: process.pid),
     Column("restarts", lambda process: process.restarts),
     Column("since", lambda process: process.since),
+    Column("metrics", lambda process: process.metrics or None),
+    Column("last problem", lambda process: process.problem or None),
 )

@@ -29,6 +29,7 @@ async def body(_: AsyncExitStack, loaded: agent.Settings, environ: Mapping[str, 
     folder = DataFolder(Path(loaded.data_dir).absolute())
     async with AsyncExitStack() as held:
         supervisor = Supervisor(_nothing, lambda text: _log.warning("child", text=text))
+        held.callback(supervisor.close)
         for program in await plan(folder, loaded, environ):
             held.push_async_callback(supervisor.stop, [program.name])
             await supervisor.launch(program)

@@ -13,6 +13,7 @@ from penstock.kit import auditchain, bus, db, process, retention, settings
 from penstock.kit.bus import EVENTS
 from penstock.kit.db import Database
 from penstock.kit.relay import Relay
+from penstock.kit.streamguard import StreamGuard
 from penstock.kit.telemetry import logger
 
 _log = logger(__name__)
@@ -39,13 +40,14 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     nats_bus = await stack.enter_async_context(bus.connect(settings.nats_url, name="relay"))
     database = await stack.enter_async_context(db.connect(settings.database_url, nats_bus.hint, name="relay"))
     await process.serve_ops(stack, settings.ops_port, healthy=lambda: nats_bus.client.is_connected)
-    relay = Relay(database, nats_bus)
     stream_exists = asyncio.Event()
 
     async def ensure_stream() -> None:
         if nats_bus.client.is_connected:
             await nats_bus.ensure_stream(EVENTS)
             stream_exists.set()
+
+    relay = Relay(database, nats_bus, StreamGuard(nats_bus, database, EVENTS, ensure_stream))
 
     async def publish() -> None:
         await stream_exists.wait()

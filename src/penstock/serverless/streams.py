@@ -39,7 +39,7 @@ _IN_FLIGHT_MAX: Final = 20_000
 STREAMS: Final = (
     StreamConfig(
         name=WORK,
-        subjects=[subjects.INVOKES, subjects.DISPATCHES],
+        subjects=[subjects.INVOKES, subjects.DISPATCHES, subjects.probe(WORK)],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
@@ -55,7 +55,7 @@ STREAMS: Final = (
     ),
     StreamConfig(
         name=OUT,
-        subjects=[subjects.RESULTS, subjects.METRICS, subjects.OUTPUTS, subjects.DEAD_LETTERS],
+        subjects=[subjects.RESULTS, subjects.METRICS, subjects.OUTPUTS, subjects.DEAD_LETTERS, subjects.probe(OUT)],
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
         discard=DiscardPolicy.OLD,

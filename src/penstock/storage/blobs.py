@@ -1,6 +1,6 @@
 """Where bytes are: one folder or one bucket, by the same calls. Nothing here knows projects or keys.
 
-Errors of the store become StoreAway; what the store itself says goes to the log only.
+Errors of the store become StoreAway, or StorageFull where there is no space; what the store itself says goes to the log only.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, S3Store
 
-from penstock.kit.errors import Invalid
+from penstock.kit.errors import Invalid, StorageFull
+from penstock.kit.full import FULL, is_full
 from penstock.kit.telemetry import logger
 from penstock.storage.errors import StoreAway
 
@@ -187,4 +188,7 @@ def _translated(doing: str, *, but: type[OSError] | tuple[()] = ()) -> Iterator[
         raise
     except _FAILURES as error:
         _log.warning("object_store_failed", doing=doing, error=str(error).partition("\n")[0][:500])
+        if is_full(error):
+            FULL.labels("objects").inc()
+            raise StorageFull("the object store has no space left; try again later") from error
         raise StoreAway("the object store cannot answer now; try again") from error

@@ -50,6 +50,11 @@ def node(node_id: str) -> str:
     return f"hint.node.{node_id}"
 
 
+def probe(stream: str) -> str:
+    """Messages that nobody reads: whether the stream still stores."""
+    return f"probe.{stream}"
+
+
 def last_token(subject: str) -> str:
     """The id at the end of a hint's subject."""
     return subject.rpartition(".")[2]

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.kit import db
 from penstock.kit.db import Database
-from penstock.kit.errors import Conflict, Unavailable
+from penstock.kit.errors import Conflict, StorageFull, Unavailable
 
 MAX = 3
 
@@ -117,3 +117,21 @@ async def test_a_server_that_fell_silent_is_not_waited_for(
             await all_work(few)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("state", ["53100", "53000", "53200", "53300", "57P01", "57P02", "57P03", "57P05", "58030"])
+async def test_a_server_in_trouble_is_a_typed_refusal(few: Database, state: str) -> None:
+    statement = f"do $$ begin raise exception 'could not do it' using errcode = '{state}'; end $$"
+    with pytest.raises(Unavailable) as raised:
+        async with few.transaction() as tx:
+            await tx.execute(statement)
+    assert isinstance(raised.value, StorageFull) is (state == "53100")
+    assert raised.value.retry_after_s
+    await all_work(few)
+
+
+async def test_a_message_of_no_space_counts_whatever_its_number(few: Database) -> None:
+    text = "could not write to file: No space left on device"
+    with pytest.raises(StorageFull):
+        async with few.read() as conn:
+            await conn.execute(f"do $$ begin raise exception '{text}' using errcode = '58030'; end $$")

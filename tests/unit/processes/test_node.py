@@ -41,7 +41,7 @@ async def _programs(
     loaded = settings.load(agent.Settings, "agent", given)
     for program in await node.plan(DataFolder(folder), loaded, given):
         with pytest.raises(NotImplementedError):
-            await program.start()
+            await program.start({})
     return found
 
 

@@ -48,6 +48,10 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     restarts: int
     since: str
+    #: Where /metrics and /healthz are; empty for servers.
+    metrics: str = ""
+    #: The last that went wrong; stays when it is over.
+    problem: str = ""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,6 +128,7 @@ class Install:
         self._complete = False
         for names in (*((name,) for name in NODE), CONTROL, servers.NAMES):
             await self._supervisor.stop(names)
+        self._supervisor.close()
         await leftovers.clear(self._folder.path, grace_s=2.0)
         await leftovers.end_units(self._folder)
         self._folder.forget()

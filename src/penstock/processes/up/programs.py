@@ -39,6 +39,8 @@ _PRIVATE: Final = (
 #: The agent's own, such as its enrolment token.
 _AGENTS: Final = "PENSTOCK_AGENT_"
 _HEALTH_TIMEOUT_S: Final = 2.0
+#: Longer than for our own: a server on a slow disk loses more by being ended.
+_SERVER_SILENT_MAX_S: Final = 60.0
 #: The agent stops its units first.
 AGENT_GRACE_S: Final = 45.0
 
@@ -74,8 +76,10 @@ def of_server(server: Server, folder: DataFolder) -> Program:
     """An embedded server."""
     return Program(
         name=server.name,
-        start=lambda: server.start(leftovers.mark(folder.path)),
+        start=lambda _: server.start(leftovers.mark(folder.path)),
         answers=server.answers,
+        alive=server.alive or server.answers,
+        silent_max_s=_SERVER_SILENT_MAX_S,
         ready_timeout_s=server.ready_timeout_s,
         stop_signal=server.stop_signal,
         grace_s=30.0,
@@ -205,15 +209,16 @@ def process(
     cwd: Path | None = None,
 ) -> Program:
     """One of our own processes, with this environment; its health is on any free port unless it has a fixed one."""
-    env = {**environ, **leftovers.mark(folder.path)}
+    # Whoever supervises us does not supervise our children.
+    env = {**_without(environ, "WATCHDOG_PID"), **leftovers.mark(folder.path)}
     ops_port = 0
 
-    async def start() -> Child:
+    async def start(given: Mapping[str, str]) -> Child:
         nonlocal ops_port
         # Another at each start: somebody may have taken the last one.
         ops_port = fixed_ops_port or free_port()
         command = [sys.executable, "-P", "-m", "penstock.command", "serve", name]
-        own = {**env, f"PENSTOCK_{name.upper()}_OPS_PORT": str(ops_port)}
+        own = {**env, **given, f"PENSTOCK_{name.upper()}_OPS_PORT": str(ops_port)}
         return await child.start(name, command, log=log_of(folder, name), env=own, cwd=cwd or folder.path)
 
     async def answers() -> bool:
@@ -223,9 +228,15 @@ def process(
         name=name,
         start=start,
         answers=answers,
+        heartbeats=True,
+        metrics=lambda: f"{HOST}:{ops_port}",
         grace_s=grace_s,
         owns_group=owns_group,
     )
+
+
+def _without(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in environ.items() if key != name}
 
 
 def log_of(folder: DataFolder, name: str) -> Path:

@@ -1,6 +1,7 @@
 """Runs an install until it is told to stop."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ import uvloop
 from rich.console import Console
 
 from penstock.kit import telemetry
+from penstock.kit.heartbeat import Heart
 from penstock.processes.up.banner import Ready
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import Wanted
@@ -24,14 +26,24 @@ def foreground(
 ) -> None:
     """Start everything, tell `announce`, and stay until a signal; then stop everything."""
     telemetry.configure("up", level="error", log_format="text" if sys.stderr.isatty() else "json")
+    heart = Heart(os.environ)
     folder.prepare()
     with folder.locked(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         display = Display(Console(highlight=False, soft_wrap=True))
-        runner.run(_supervise(Install(folder, wanted, display, environ), display, announce))
+        runner.run(_supervise(folder, wanted, display, environ, heart, announce))
 
 
-async def _supervise(install: Install, display: Display, announce: Callable[[Ready], None]) -> None:
+async def _supervise(
+    folder: DataFolder,
+    wanted: Wanted,
+    display: Display,
+    environ: Mapping[str, str],
+    heart: Heart,
+    announce: Callable[[Ready], None],
+) -> None:
+    install = Install(folder, wanted, display, environ)
     told = asyncio.Event()
+    beating = asyncio.create_task(heart.beat(), name="heartbeat")
     body = asyncio.create_task(_until_told(install, told, announce))
 
     def signalled() -> None:
@@ -52,6 +64,7 @@ async def _supervise(install: Install, display: Display, announce: Callable[[Rea
             display.say("stopping; once more to kill")
         told.set()
         await install.stop()
+        beating.cancel()
     display.say("everything has stopped")
 
 

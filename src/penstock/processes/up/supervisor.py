@@ -1,4 +1,6 @@
-"""Keeps programs running: starts them, waits until they answer, starts them again when they end.
+"""Keeps programs running: starts them, waits until they answer, starts them again when they end or stand still.
+
+Our own processes send heartbeats from their event loops; servers are asked. One that is silent is named, then ended.
 
 No crash of a child ends a watch. A program that never becomes ready is an error for who asked for it; one that was
 ready once is started again for ever, with a bounded back-off.
@@ -6,7 +8,8 @@ ready once is started again for ever, with a bounded back-off.
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +18,7 @@ from typing import Final
 from penstock.embedded.child import Child
 from penstock.kit.clock import backoff_s, utc_now
 from penstock.kit.errors import PenstockError, Unavailable
+from penstock.kit.heartbeat import Listener, Silence
 from penstock.kit.telemetry import logger
 from penstock.processes.up.folder import ProcessStatus
 
@@ -23,6 +27,13 @@ _log = logger(__name__)
 _STEADY_S: Final = 30.0
 _BACKOFF_CAP_S: Final = 10.0
 _FIRST_STARTS_MAX: Final = 3
+#: Silent for so long, a program is named; for so long, it is ended.
+UNRESPONSIVE_S: Final = 10.0
+SILENT_MAX_S: Final = 30.0
+_HEARTBEAT_LOOK_S: Final = 1.0
+_ASK_EVERY_S: Final = 5.0
+#: For the stacks of its threads, on their way to the log.
+_LAST_WORDS_S: Final = 1.0
 
 
 class State(StrEnum):
@@ -30,6 +41,7 @@ class State(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    UNRESPONSIVE = "unresponsive"
     WAITING = "waiting"
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -37,11 +49,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is watched. The agent does not own its group: its units must survive a crash of it."""
+    """What is watched. `start` gets variables for the child's environment. `alive` is asked of programs that send no
+    heartbeats. The agent does not own its group: its units must survive a crash of it."""
 
     name: str
-    start: Callable[[], Awaitable[Child]]
+    start: Callable[[Mapping[str, str]], Awaitable[Child]]
     answers: Callable[[], Awaitable[bool]]
+    heartbeats: bool = False
+    alive: Callable[[], Awaitable[bool]] | None = None
+    metrics: Callable[[], str] = str
+    silent_max_s: float = SILENT_MAX_S
     ready_timeout_s: float = 60.0
     stop_signal: signal.Signals = signal.SIGTERM
     grace_s: float = 15.0
@@ -51,9 +68,14 @@ class Program:
 class Watched:
     """One program under watch."""
 
-    def __init__(self, program: Program, changed: Callable[[], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, program: Program, listener: Listener, changed: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
         self.program = program
         self.restarts = 0
+        self._listener = listener
+        self._problem = ""
+        self._silence = Silence(_HEARTBEAT_LOOK_S if program.heartbeats else _ASK_EVERY_S)
         self._changed = changed
         self._say = say
         self._state = State.STARTING
@@ -81,6 +103,8 @@ class Watched:
             state=self._state.value,
             restarts=self.restarts,
             since=_timestamp(self._since),
+            metrics=self.program.metrics() if self.pid is not None else "",
+            problem=self._problem,
         )
 
     async def until_ready(self) -> None:
@@ -137,7 +161,7 @@ class Watched:
 
     async def _start_and_wait(self) -> None:
         self._move(State.STARTING)
-        starting = asyncio.ensure_future(self.program.start())
+        starting = asyncio.ensure_future(self.program.start(self._listener.environment(self.program.silent_max_s)))
         try:
             child = await asyncio.shield(starting)
         except asyncio.CancelledError:
@@ -148,7 +172,50 @@ class Watched:
         self._changed()
         await child.wait_until(self.program.answers, timeout_s=self.program.ready_timeout_s)
         self._became_ready()
-        await child.process.wait()
+        await self._until_over(child)
+
+    async def _until_over(self, child: Child) -> None:
+        """Return when it has ended; raise when it was silent for too long."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.ensure_future(child.process.wait())
+        self._silence.heard()
+        try:
+            while not ended.done():
+                began = loop.time()
+                await asyncio.wait((ended,), timeout=self._silence.tick_s)
+                if not ended.done() and (self.program.heartbeats or self.program.alive is not None):
+                    await self._look(child, began)
+        finally:
+            ended.cancel()
+
+    async def _look(self, child: Child, began: float) -> None:
+        if self.program.alive is not None and await self.program.alive():
+            self._silence.heard()
+        silent_s = self._silence.passed(asyncio.get_running_loop().time() - began)
+        if silent_s > self.program.silent_max_s:
+            await self._end_silent(child)
+            raise Unavailable(f"{self.program.name} did not respond for {self.program.silent_max_s:.0f} s")
+        if silent_s > UNRESPONSIVE_S and self._state is State.READY:
+            self._problem = f"no sign of life for {UNRESPONSIVE_S:.0f} s"
+            self._say(f"{self.program.name} (pid {child.pid}) does not respond")
+            _log.warning("process_unresponsive", program=self.program.name, pid=child.pid)
+            self._move(State.UNRESPONSIVE)
+        elif silent_s <= UNRESPONSIVE_S and self._state is State.UNRESPONSIVE:
+            self._move(State.READY)
+
+    async def _end_silent(self, child: Child) -> None:
+        """Have it say where it stands, then end it, with children that lead groups of their own."""
+        _log.error("process_ended", program=self.program.name, pid=child.pid, reason="unresponsive")
+        if self.program.heartbeats:
+            child.abort()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.process.wait(), _LAST_WORDS_S)
+        if self.program.owns_group:
+            child.kill_children()
+
+    def heard(self) -> None:
+        """A heartbeat of its process came."""
+        self._silence.heard()
 
     def _became_ready(self) -> None:
         self._move(State.READY)
@@ -167,6 +234,7 @@ class Watched:
     async def _pause(self, failures: int, reason: str) -> None:
         self.restarts += 1
         delay_s = backoff_s(failures - 1, base_s=0.2, cap_s=_BACKOFF_CAP_S)
+        self._problem = reason
         self._say(f"{reason}; starting it again in {delay_s:.1f} s")
         self._move(State.WAITING)
         await asyncio.sleep(delay_s)
@@ -184,6 +252,13 @@ class Supervisor:
         self._changed = changed
         self._say = say
         self._watched: list[Watched] = []
+        self._listener = Listener()
+        self._listener.listen(self._heard)
+
+    def _heard(self, pid: int) -> None:
+        for watched in self._watched:
+            if watched.pid == pid:
+                watched.heard()
 
     @property
     def ready(self) -> bool:
@@ -196,7 +271,7 @@ class Supervisor:
 
     async def launch(self, program: Program) -> Watched:
         """Watch it from now on; returns when it answers. One that never does is no longer watched."""
-        watched = Watched(program, self._changed, self._say)
+        watched = Watched(program, self._listener, self._changed, self._say)
         self._watched.append(watched)
         try:
             await watched.until_ready()
@@ -211,6 +286,10 @@ class Supervisor:
         wanted = set(names)
         stops = [watched.stop() for watched in self._watched if watched.program.name in wanted]
         await asyncio.gather(*stops)
+
+    def close(self) -> None:
+        """Hear nobody any more."""
+        self._listener.close()
 
     def kill(self) -> None:
         """End every child at once."""

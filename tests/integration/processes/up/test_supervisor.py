@@ -1,8 +1,10 @@
 """The supervisor against real children that crash, hang and never start."""
 
 import asyncio
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,10 @@ import pytest
 from penstock.embedded import child
 from penstock.embedded.child import Child
 from penstock.kit.errors import Unavailable
+from penstock.kit.heartbeat import Heart, Silence
 from penstock.processes.up import leftovers, supervisor
-from penstock.processes.up.supervisor import Program, Supervisor, Watched
+from penstock.processes.up.supervisor import Program, State, Supervisor, Watched
+from waiting import attempts
 
 _SLEEP = "import time; time.sleep(600)"
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -27,10 +31,11 @@ class Bench:
         self.starts = 0
 
     def program(self, name: str, script: str, *, answers: bool = True, **options: object) -> Program:
-        async def start() -> Child:
+        async def start(given: Mapping[str, str]) -> Child:
             self.starts += 1
+            environment = {**os.environ, **given, **leftovers.mark(self.folder)}
             command = [sys.executable, "-c", script, str(self.folder)]
-            return await child.start(name, command, log=self.folder / f"{name}.log", env=leftovers.mark(self.folder))
+            return await child.start(name, command, log=self.folder / f"{name}.log", env=environment)
 
         async def answer() -> bool:
             return answers
@@ -48,6 +53,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     made = Bench(tmp_path)
     yield made
     await made.supervisor.stop({status.name for status in made.supervisor.statuses()})
+    made.supervisor.close()
     # What was killed with its group may take a moment to die.
     async with asyncio.timeout(30):
         while list(leftovers.marked(tmp_path)):
@@ -116,10 +122,10 @@ async def test_a_program_whose_start_raises_does_not_end_the_watch(bench: Bench)
     program = bench.program("flaky", _SLEEP)
     failures = iter([RuntimeError("no luck"), OSError("still none")])
 
-    async def start() -> Child:
+    async def start(given: Mapping[str, str]) -> Child:
         for failure in failures:
             raise failure
-        return await program.start()
+        return await program.start(given)
 
     watched = await bench.supervisor.launch(Program(name="flaky", start=start, answers=program.answers))
     assert watched.ready
@@ -159,3 +165,104 @@ async def _printed(log: Path, wanted: str) -> str:
         while not log.exists() or wanted not in log.read_text():
             await asyncio.sleep(0.01)
     return log.read_text()
+
+
+_BEATS = """
+import asyncio, os
+from contextlib import AsyncExitStack
+from penstock.kit import process
+async def body(stack: AsyncExitStack) -> None:
+    await asyncio.sleep(600)
+process.main("beats", body)
+"""
+_HANGS = _BEATS.replace("await asyncio.sleep(600)", "await asyncio.sleep(1); import time; time.sleep(600)")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of seconds, that tests need not wait for the real ones."""
+    monkeypatch.setattr(supervisor, "UNRESPONSIVE_S", 2.0)
+    monkeypatch.setattr(supervisor, "_HEARTBEAT_LOOK_S", 0.2)
+    monkeypatch.setattr(supervisor, "_ASK_EVERY_S", 0.2)
+
+
+async def _until_state(watched: Watched, state: State) -> None:
+    async for _ in attempts():
+        if watched.status().state == state.value:
+            return
+    pytest.fail(f"it is {watched.status()}")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_stopped_process_is_named_then_ended_and_started_again(bench: Bench) -> None:
+    watched = await bench.supervisor.launch(bench.program("still", _BEATS, heartbeats=True, silent_max_s=4.0))
+    first = watched.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    await _until_state(watched, State.UNRESPONSIVE)
+    assert not bench.supervisor.ready
+    assert any("does not respond" in text for text in bench.said)
+    await bench.until(watched, restarts=1)
+    assert watched.pid not in (None, first)
+    assert "did not respond" in watched.status().problem
+    # The next one beats, and stays.
+    await asyncio.sleep(5)
+    assert watched.restarts == 1
+    assert watched.ready
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_process_that_responds_again_in_time_goes_on(bench: Bench) -> None:
+    watched = await bench.supervisor.launch(bench.program("pauses", _BEATS, heartbeats=True, silent_max_s=60.0))
+    pid = watched.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await _until_state(watched, State.UNRESPONSIVE)
+    os.kill(pid, signal.SIGCONT)
+    await _until_state(watched, State.READY)
+    assert (watched.pid, watched.restarts) == (pid, 0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_loop_that_stands_still_is_ended_and_its_log_says_where(bench: Bench) -> None:
+    watched = await bench.supervisor.launch(bench.program("hangs", _HANGS, heartbeats=True, silent_max_s=4.0))
+    await bench.until(watched, restarts=1)
+    assert "in body" in (bench.folder / "hangs.log").read_text()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_server_that_says_nothing_is_ended(bench: Bench) -> None:
+    answers = [True]
+
+    async def alive() -> bool:
+        return answers[0]
+
+    watched = await bench.supervisor.launch(bench.program("server", _SLEEP, alive=alive, silent_max_s=1.0))
+    await asyncio.sleep(1.5)
+    assert watched.restarts == 0
+    answers[0] = False
+    async for _ in attempts():
+        if watched.restarts:
+            break
+    answers[0] = True
+    await bench.until(watched, restarts=1)
+
+
+async def test_time_in_which_the_supervisor_stood_still_does_not_count() -> None:
+    silence = Silence(1.0)
+    assert silence.passed(8 * 3600.0) == 2.0
+    assert silence.passed(1.0) == 3.0
+    silence.heard()
+    assert silence.passed(0.5) == 0.5
+
+
+async def test_nobody_else_can_beat_for_a_process(bench: Bench) -> None:
+    watched = await bench.supervisor.launch(bench.program("quiet", _SLEEP, heartbeats=True))
+    heard: list[None] = []
+    watched.heard = lambda: heard.append(None)  # type: ignore[method-assign]
+    environment = bench.supervisor._listener.environment(1.0)
+    beating = asyncio.create_task(Heart(environment).beat())
+    await asyncio.sleep(0.5)
+    assert not heard
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)

@@ -40,7 +40,7 @@ async def _environment(program: Program, monkeypatch: pytest.MonkeyPatch) -> dic
 
     monkeypatch.setattr(child, "start", start)
     with pytest.raises(Started):
-        await program.start()
+        await program.start({})
     return found
 
 
