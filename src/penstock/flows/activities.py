@@ -24,6 +24,7 @@ from penstock.flows.steps import Course, Look, Order, Result, Verdict
 from penstock.kit.db import Database, Tx
 from penstock.kit.telemetry import correlated, span
 from penstock.wire.tasks import (
+    BAD_CODE,
     RUNTIME_BUILD,
     UNIT_START,
     UNIT_STOP,
@@ -32,6 +33,7 @@ from penstock.wire.tasks import (
     RuntimeBuild,
     UnitStart,
     UnitStop,
+    is_bad_code,
 )
 
 POLL_S: Final = 1.0
@@ -123,7 +125,8 @@ class Activities:
         """Ask the node to start the unit, or to hand a stock unit over, and wait until it is ready. A stock unit that
         cannot be handed over is stopped, and one of the allocation's own started in its place."""
         result = await self._bring_up(order)
-        if result.verdict is not Verdict.FAILED or not await self._from_stock(order):
+        hopeless = result.verdict is not Verdict.FAILED or is_bad_code(result.reason)
+        if hopeless or not await self._from_stock(order):
             return result
         stopped = await self._stop_and_prove(order, silence_s=0.0)
         if stopped.verdict is not Verdict.DONE:
@@ -347,6 +350,8 @@ def _moved(verdict: Moved) -> Result:
 def _why(what: str, outcome: TaskOutcome) -> str:
     if outcome.state is TaskState.EXPIRED:
         return f"{what}: the node did not answer in time"
+    if outcome.error_code == BAD_CODE:
+        return f"{what}: {BAD_CODE}: {outcome.detail}"
     return f"{what}: {outcome.detail or outcome.error_code or outcome.state}"
 
 

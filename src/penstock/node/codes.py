@@ -19,7 +19,7 @@ from penstock.kit.clock import backoff_s
 from penstock.kit.telemetry import logger
 from penstock.node.errors import Failed
 from penstock.node.identity import Identity
-from penstock.wire.tasks import Code
+from penstock.wire.tasks import BAD_CODE, Code
 
 _log = logger(__name__)
 _TRIES: Final = 5
@@ -85,7 +85,7 @@ class Codes:
 
     async def _bring(self, code: Code, allocation_id: str) -> Path:
         if code.bytes > self._bytes_max:
-            raise Failed("bad_code", f"the code has {code.bytes} bytes, this node keeps at most {self._bytes_max}")
+            raise Failed(BAD_CODE, f"the code has {code.bytes} bytes, this node keeps at most {self._bytes_max}")
         last = ""
         with suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
@@ -109,7 +109,7 @@ class Codes:
                     digest.update(piece)
                     file.write(piece)
             if size != code.bytes or digest.hexdigest() != code.sha256:
-                raise Failed("bad_code", "what came is not the code that the function's version names")
+                raise Failed(BAD_CODE, "what came is not the code that the function's version names")
             self._make_room(code)
             return unfinished.rename(self._folder / code.sha256)
         finally:

@@ -20,6 +20,7 @@ from penstock.node.codes import Codes
 from penstock.node.drivers import CODE, FRAMEWORK
 from penstock.node.errors import Failed
 from penstock.node.journal import UnitRecord
+from penstock.wire.archives import BYTES_MAX
 from penstock.wire.link import UnitState
 from penstock.wire.serverless import SOCKET_FOLDER
 from penstock.wire.sidecar import ExitClass
@@ -74,8 +75,8 @@ class Workers:
             return None
         if self._codes is None:
             raise Failed("code_unavailable", "this node cannot fetch code")
-        if code.bytes > archives.BYTES_MAX:
-            raise Failed("bad_code", f"the code has {code.bytes} bytes, the most is {archives.BYTES_MAX}")
+        if code.bytes > BYTES_MAX:
+            raise archives.bad(f"it has {code.bytes} bytes, the most is {BYTES_MAX}")
         return await self._codes.get(code, request.allocation_id)
 
     async def unpack(self, archive: Path | None, unit_id: str, uid: int | None) -> None:
@@ -86,7 +87,7 @@ class Workers:
         folder = self._units / unit_id
         fresh = folder / f"code-{secrets.token_hex(4)}"
         try:
-            await asyncio.to_thread(archives.unpack, archive, fresh, uid=uid)
+            await archives.unpack(archive, fresh, uid=uid)
             fresh.rename(folder / "home" / CODE)
         except OSError as error:
             # It is there already when this handoff was done before: the unit then has its tenant, and goes on.

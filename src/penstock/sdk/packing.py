@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.sdk.errors import InvalidArgument
+from penstock.wire.archives import BYTES_MAX, FILES_MAX
 
-BYTES_MAX: Final = 64 << 20
-FILES_MAX: Final = 10_000
 #: The same on every node, whatever the caller's own.
 _PLAIN, _RUNNABLE = 0o644, 0o755
 _LEVEL: Final = 6

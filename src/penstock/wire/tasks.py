@@ -72,6 +72,15 @@ class RuntimeLock(msgspec.Struct, frozen=True, kw_only=True):
     lock: bytes
 
 
+#: Error code of a start: the function's code archive cannot be used, on this node as on any other.
+BAD_CODE: Final = "bad_code"
+
+
+def is_bad_code(reason: str) -> bool:
+    """Whether a unit did not start for that, by the reason of its end."""
+    return f"{BAD_CODE}: " in reason
+
+
 class Code(msgspec.Struct, frozen=True, kw_only=True):
     """A tar.gz archive of a function's code, which the agent fetches from the gateway over mTLS and keeps by digest."""
 

@@ -1,9 +1,11 @@
 """Functions over REST: deploy, versions, invocations and what becomes of them. No worker runs here: rows play it."""
 
 import asyncio
+import gzip
 import hashlib
 import io
 import json
+import tarfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -148,7 +150,7 @@ async def test_names_that_no_subject_can_have_are_refused(api: Api, name: str) -
 
 
 async def test_code_is_an_object_with_that_digest(api: Api) -> None:
-    archive = b"an archive"
+    archive = gzip.compress(_tar(b"x" * 100_000, name="app.py"), mtime=0)
     assert (await api.call("PUT", "/objects/code.tgz", body=archive)).status == 200
     code = {"object": "code.tgz", "sha256": hashlib.sha256(archive).hexdigest(), "bytes": len(archive)}
     made = await put(api, "coded", code=code, handler="app:f")
@@ -157,6 +159,39 @@ async def test_code_is_an_object_with_that_digest(api: Api) -> None:
         wrong = FUNCTION | {"code": code | {field: value}, "handler": "app:f"}
         answer = await api.call("PUT", "/functions/coded", json=wrong)
         assert (answer.status, answer.error["field"]) == (400, f"code.{field}")
+
+
+def _tar(content: bytes, **changes: object) -> bytes:
+    member = tarfile.TarInfo("link")
+    member.size = len(content)
+    for field, value in changes.items():
+        setattr(member, field, value)
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w") as archive:
+        archive.addfile(member, io.BytesIO(content))
+    return plain.getvalue()
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        b"no archive",
+        gzip.compress(b"no archive"),
+        gzip.compress(_tar(b"x"))[:-30],
+        gzip.compress(_tar(b"", type=tarfile.SYMTYPE, linkname="/etc/passwd")),
+        gzip.compress(_tar(b"2 " * (1 << 19) + b"=", type=tarfile.XHDTYPE)),
+        gzip.compress(_tar(bytes(1 << 20), type=tarfile.GNUTYPE_SPARSE)),
+        gzip.compress(_tar(b"x", name="../evil")),
+    ],
+    ids=["text", "no tar", "cut off", "link", "pax", "sparse", "elsewhere"],
+)
+async def test_code_that_no_node_can_unpack_is_refused_when_it_is_deployed(api: Api, archive: bytes) -> None:
+    assert (await api.call("PUT", "/objects/bad.tgz", body=archive)).status == 200
+    code = {"object": "bad.tgz", "sha256": hashlib.sha256(archive).hexdigest(), "bytes": len(archive)}
+    answer = await api.call("PUT", "/functions/unusable", json=FUNCTION | {"code": code, "handler": "app:f"})
+    assert (answer.status, answer.error["field"]) == (400, "code.object")
+    assert "is no archive of code" in answer.error["message"]
+    assert (await api.call("GET", "/functions/unusable")).status == 404
 
 
 async def test_an_invocation_waits_and_says_for_what(api: Api, conn: Any) -> None:

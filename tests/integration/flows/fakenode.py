@@ -53,6 +53,8 @@ class FakeNode:
     tenants: dict[str, str] = field(default_factory=dict)
     effects: list[tuple[str, str]] = field(default_factory=list)
     before: Callable[[TaskBody], Awaitable[Answer | None]] | None = None
+    #: Of what fails.
+    error_code: str = "broken"
     dirty: bool = False
     deaf: bool = False
     handoffs: Handoffs = UNHEARD
@@ -116,7 +118,7 @@ class FakeNode:
             fence=body.fence,
             outcome=outcome,
             answer=msgspec.Raw(msgspec.msgpack.encode(answer)),
-            error_code="" if outcome is Outcome.SUCCEEDED else "broken",
+            error_code="" if outcome is Outcome.SUCCEEDED else self.error_code,
             detail=detail,
         )
 

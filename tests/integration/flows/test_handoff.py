@@ -13,7 +13,7 @@ from integration.flows.stage import Cloud
 from penstock.compute.model import Allocation, Shape, State
 from penstock.compute.store import stock
 from penstock.kit.errors import PenstockError
-from penstock.wire.tasks import UNIT_HANDOFF, UNIT_START, UNIT_STOP, Outcome, TaskBody
+from penstock.wire.tasks import BAD_CODE, UNIT_HANDOFF, UNIT_START, UNIT_STOP, Outcome, TaskBody
 
 SHAPE = Shape(sku="g1.1", gpus=1, image="python:3")
 
@@ -120,6 +120,16 @@ async def test_a_handoff_that_fails_ends_in_a_unit_of_its_own_on_the_same_slots(
     assert reasons == ["", "from warm stock", "the unit did not start: the zygote is gone", ""]
     assert cloud.node.units == {row.unit_id}
     assert cloud.node.effects[1:] == [("stop", kept.unit_id), ("start", row.id)]
+
+
+async def test_code_that_no_node_can_use_is_not_tried_again(cloud: Cloud) -> None:
+    (kept,) = await _ready(cloud, 1)
+    cloud.node.error_code = BAD_CODE
+    cloud.node.before = _answer(UNIT_HANDOFF, (Outcome.FAILED, None, "it has a link"))
+    row = await cloud.settle((await cloud.create()).id)
+    assert (row.state, row.reason) == (State.FAILED, "the unit did not start: bad_code: it has a link")
+    assert [effect for effect in cloud.node.effects if effect[0] == "start"] == [("start", kept.unit_id)]
+    assert await cloud.world.held() == []
 
 
 async def test_a_handoff_and_a_start_that_both_fail_leave_nothing_behind(cloud: Cloud) -> None:

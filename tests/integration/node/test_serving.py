@@ -347,6 +347,23 @@ async def test_a_hostile_archive_leaves_nothing(stage: Stage) -> None:
     assert (await stage.sidecar.call(unit_id, "GET", "/healthz"))[0] == 200
 
 
+async def test_an_archive_that_would_hold_the_agent_up_is_refused_while_the_agent_goes_on(stage: Stage) -> None:
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w:gz") as archive:
+        header = tarfile.TarInfo("pax")
+        header.type, content = tarfile.XHDTYPE, b"2 " * ((1 << 19) - 64) + b"=\n"
+        header.size = len(content)
+        archive.addfile(header, io.BytesIO(content))
+        archive.addfile(tarfile.TarInfo("a"))
+    stage.contents.append(plain.getvalue())
+    starting = asyncio.create_task(stage.start(serving(plain.getvalue())))
+    with pytest.raises(Failed) as failed:
+        async with asyncio.timeout(15):
+            await starting
+    assert failed.value.code == "bad_code"
+    assert stage.host.units.reports() == []
+
+
 async def test_other_bytes_than_the_version_names_are_no_code(stage: Stage) -> None:
     stage.contents.append(GOOD + b"more")
     with pytest.raises(Failed) as failed:

@@ -236,6 +236,17 @@ async def test_only_the_time_of_the_attempt_that_runs_is_counted_when_it_is_canc
     assert row.duration_ms < 60_000
 
 
+async def test_code_that_no_node_can_use_ends_what_waits_at_once(still: Stage) -> None:
+    function_id = await still.define()
+    await worker(still, function_id)
+    await still.value("update serverless.workers set state = 'starting', ready_at = null")
+    await add(still, function_id, "a")
+    await still.parts.warden.end("w1", "its allocation ended: the unit did not start: bad_code: it has a link")
+    found = await still.find("a")
+    assert (found.state, found.failure_class) == (State.FAILED, "framework_unhealthy")
+    assert "bad_code: it has a link" in found.error
+
+
 async def test_workers_that_end_together_are_one_failure_to_start(still: Stage) -> None:
     function_id = await still.define(workers_max=8)
     for n in range(4):

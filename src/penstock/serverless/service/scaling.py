@@ -26,6 +26,7 @@ from penstock.serverless.store.workers import Demand
 from penstock.wire import subjects
 from penstock.wire.rest import FunctionPut
 from penstock.wire.serverless import FailureClass
+from penstock.wire.tasks import is_bad_code
 
 _log = logger(__name__)
 #: So many are made by one look; the next one goes on.
@@ -145,14 +146,15 @@ class Scaler:
             _log.info("worker_makes_room", worker=leaves, function_id=function_id)
 
     async def failed(self, tx: Tx, worker: Worker, reason: str) -> None:
-        """A worker did not start. After a few in a row, what waits is not kept waiting for ever."""
+        """A worker did not start. After a few in a row, what waits is not kept waiting for ever; code that no node can
+        use is not tried again for what waits."""
         demand = await workers.demand(tx, worker.function_id)
         if demand is None or worker.version != demand.version:
             return
         if demand.create_after is not None and worker.created_at < demand.create_after:
             # It was made before the last failure: what ended several at once is one failure.
             return
-        failures = demand.failures + 1
+        failures = max(_HOPELESS if is_bad_code(reason) else 0, demand.failures + 1)
         pause_s = min(self._limits.create_again_s * 2**failures, self._limits.create_again_max_s)
         await workers.explain(
             tx, worker.function_id, f"its workers do not start: {reason}", failures=failures, pause_s=pause_s
