@@ -1,6 +1,7 @@
 """What a framework's reply means. Pure: whatever the reply says, the outcome is within the contract."""
 
 import binascii
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from penstock.wire.serverless import (
     ERROR_BYTES_MAX,
     HEADER_BYTES_MAX,
     HEADERS_MAX,
+    INLINE_BYTES_MAX,
     STRIPPED_HEADERS,
     FailureClass,
     FrameworkReply,
@@ -31,6 +33,10 @@ _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[^\r\n\0]*")
 _CONTENT_TYPE: Final = re.compile(r"[!-~](?:[ -~]{0,254})")
 _CONTENT_TYPE_DEFAULT: Final = "application/json"
+#: Levels of lists and objects. Readers stop at about 1,000, with the message around it and what they are called by.
+DEPTH_MAX: Final = 500
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_NO_BRACKETS: Final = bytes(each for each in range(256) if each not in b"[]{}")
 _NULL: Final = b"null"
 #: A multiple of four characters, each four of which are three bytes.
 _BASE64_PIECE: Final = 1 << 20
@@ -80,6 +86,7 @@ def judged(reply: FrameworkReply) -> Outcome:
     if not _CONTENT_TYPE.fullmatch(content_type):
         raise BrokenAnswer("bad_reply", "contentType must be visible ASCII, 255 characters at most")
     _check_encoding(reply)
+    check_json(reply.body, what="body")
     if reply.error and status < _FIRST_ERROR:
         status = _HANDLER_FAILED
     well = status < _FIRST_ERROR
@@ -157,6 +164,33 @@ def _check_encoding(reply: FrameworkReply) -> None:
             binascii.a2b_base64(piece, strict_mode=True)
     except binascii.Error:
         raise BrokenAnswer("bad_reply", "body is not valid base64, as encoding says") from None
+
+
+def check_json(raw: msgspec.Raw, *, what: str) -> None:
+    """Pass if others can read it: it is JSON already, and must be UTF-8. What travels within a message is read again as
+    a part of that, so it must not be nested to the end of what a reader takes."""
+    content = memoryview(raw)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(content), _PIECE_BYTES):
+            decoder.decode(content[start : start + _PIECE_BYTES])
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise BrokenAnswer("bad_reply", f"{what} is not UTF-8") from None
+    if len(content) <= INLINE_BYTES_MAX and not _is_shallow(bytes(content)):
+        raise BrokenAnswer("bad_reply", f"{what} is nested more than {DEPTH_MAX} levels deep")
+
+
+def _is_shallow(content: bytes) -> bool:
+    """Whether at most `DEPTH_MAX` levels are left when the strings are gone; each turn takes the innermost away."""
+    if content.count(b"[") + content.count(b"{") <= DEPTH_MAX:
+        return True
+    left = _STRING.sub(b"", content).translate(None, _NO_BRACKETS)
+    for _ in range(DEPTH_MAX):
+        left = left.replace(b"[]", b"").replace(b"{}", b"")
+        if not left:
+            return True
+    return False
 
 
 def _headers(given: dict[str, str]) -> dict[str, str]:

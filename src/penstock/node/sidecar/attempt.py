@@ -19,7 +19,7 @@ from penstock.kit.telemetry import logger
 from penstock.node.errors import NodeError
 from penstock.node.sidecar import answers
 from penstock.node.sidecar.answers import Outcome
-from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, Refusal, TooLarge, Unready
+from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, NotSpooled, Refusal, TooLarge, Unready
 from penstock.node.sidecar.framework import BUSY, Framework
 from penstock.node.sidecar.gateway import Attempts, NotKept
 from penstock.node.sidecar.output import Pace, Voice
@@ -48,6 +48,7 @@ _CANCEL_S: Final = 1.0
 _BUSY_S: Final = 5.0
 _BUSY_AGAIN_S: Final = 0.1
 _REPLY_BYTES: Final = 1 << 20
+_SMALL_BYTES_MAX: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +131,11 @@ class Attempt:
         """Call the handler and tell how it ended. Returns when the queue knows, or nobody wants to know any more."""
         try:
             outcome = await self._outcome()
-        except Exception:  # noqa: BLE001 (an attempt's supervisor: the worker goes on, and the attempt is made again)
+        except Exception:  # noqa: BLE001 (an attempt's supervisor: the worker goes on)
             _log.exception("attempt_failed", invocation_id=self.dispatch.invocationID)
-            outcome = answers.failed(FailureClass.DISPATCH_ERROR, "the attempt failed within the platform")
+            # A handler that was called is not called again for an answer that could not be handled.
+            failure = FailureClass.FRAMEWORK_ERROR if self._called else FailureClass.DISPATCH_ERROR
+            outcome = answers.failed(failure, "the attempt failed within the platform")
         finally:
             self._calling = False
             self._let_go.set()
@@ -165,9 +168,11 @@ class Attempt:
         host.started(self)
         deadline = self._loop.call_later(self.timeout_s, self._expire)
         try:
-            return answers.judged(await self._reply(request))
+            return await _judged(await self._reply(request))
         except BrokenAnswer as error:
             return answers.failed(FailureClass.FRAMEWORK_ERROR, error.detail)
+        except NotSpooled as error:
+            return answers.failed(FailureClass.RESULT_STORE_ERROR, error.detail)
         except TooLarge:
             limit = host.bounds.result_bytes_max
             return answers.failed(FailureClass.RESULT_TOO_LARGE, f"the result is larger than {limit} bytes")
@@ -196,16 +201,22 @@ class Attempt:
         """The connection is lost: the agent may know why."""
         host = self._host
         await asyncio.wait({host.ended}, timeout=_WHY_S)
-        if not host.ended.done():
-            # A word from the agent may be late, or the agent itself away; a framework that listens has not ended.
-            if isinstance(error, LostConnection) and error.begun and await host.framework.listens():
-                return answers.failed(FailureClass.FRAMEWORK_ERROR, f"truncated: {error.detail}")
-            return answers.failed(FailureClass.WORKER_LOST, error.detail)
-        ended = host.ended.result()
-        if ended.exit_class is ExitClass.OOM:
+        ended = host.ended.result() if host.ended.done() else None
+        if ended is not None and ended.exit_class is ExitClass.OOM:
             detail = f"the worker used more memory than its limit of {host.memory_bytes} bytes"
             return answers.failed(FailureClass.OOM, detail)
+        if isinstance(error, LostConnection) and await self._was_cut(error, ended):
+            return answers.failed(FailureClass.FRAMEWORK_ERROR, f"truncated: {error.detail}")
+        if ended is None:
+            return answers.failed(FailureClass.WORKER_LOST, error.detail)
         return answers.failed(FailureClass.WORKER_LOST, f"the worker ended: {ended.detail or ended.exit_class}")
+
+    async def _was_cut(self, error: LostConnection, ended: Ended | None) -> bool:
+        """Whether the framework itself ended its answer too early. A word from the agent may be late, or the agent
+        itself away; a framework that listens has not ended."""
+        if ended is not None:
+            return error.finished and ended.exit_class is ExitClass.EXITED
+        return error.finished or (error.begun and await self._host.framework.listens())
 
     async def _payload(self) -> msgspec.Raw:
         if (wanted := self.dispatch.payloadRef) is None:
@@ -237,6 +248,7 @@ class Attempt:
         if self._end is not None:
             return
         if frame.call is not None:
+            answers.check_json(frame.call.payload, what="payload of a call")
             self._host.call(self, frame.call)
         else:
             await self._voice.say(frame)
@@ -292,3 +304,10 @@ class Attempt:
         task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+async def _judged(reply: FrameworkReply) -> Outcome:
+    """A large body is looked at elsewhere: the other workers' attempts go on meanwhile."""
+    if len(memoryview(reply.body)) <= _SMALL_BYTES_MAX:
+        return answers.judged(reply)
+    return await asyncio.to_thread(answers.judged, reply)

@@ -17,6 +17,7 @@ from penstock.kit.bus import Bus
 from penstock.kit.telemetry import logger
 from penstock.node.errors import NodeError
 from penstock.node.sidecar import answers
+from penstock.node.sidecar.errors import UNREADABLE
 from penstock.node.sidecar.framework import Framework
 from penstock.node.sidecar.gateway import Attempts, NotKept
 from penstock.node.sidecar.letters import Letters
@@ -148,7 +149,7 @@ class Calls:
                 return _with_body(answer, msgspec.Raw(_encode(data.decode())))
         except NotKept as error:
             return _failed(answer, FailureClass.RESULT_STORE_ERROR, f"the result could not be fetched: {error.detail}")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return _failed(answer, FailureClass.FRAMEWORK_ERROR, "the result is not what its content type says")
         return _with_body(answer, msgspec.Raw(b'"' + base64.b64encode(data) + b'"'), encoding=answers.BASE64)
 

@@ -1,6 +1,13 @@
 """What can go wrong between the sidecar and a unit's framework. Everything a framework says is a tenant's word."""
 
+from typing import Final
+
+import msgspec
+
 from penstock.node.errors import NodeError
+
+#: Raised by decoders of JSON: no JSON or not as declared, no UTF-8, nested too deeply.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Unready(NodeError):
@@ -16,11 +23,20 @@ class BrokenAnswer(NodeError):
 
 
 class LostConnection(NodeError):
-    """The connection broke before the answer was complete. `begun` says whether any of it had come."""
+    """The connection broke before the answer was complete. `begun` says whether any of it had come, `finished` whether
+    it was the reply itself: then the handler had ended."""
 
-    def __init__(self, detail: str, *, begun: bool) -> None:
+    def __init__(self, detail: str, *, begun: bool, finished: bool = False) -> None:
         super().__init__("connection_lost", detail)
         self.begun = begun
+        self.finished = finished
+
+
+class NotSpooled(NodeError):
+    """The answer could not be kept on this node until it was complete: its disk is full, say."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__("not_spooled", f"the node could not keep the answer: {error.strerror or error}")
 
 
 class TooLarge(NodeError):

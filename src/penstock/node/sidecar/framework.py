@@ -8,11 +8,12 @@ import asyncio
 import mmap
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, Refusal, Unready
+from penstock.node.sidecar.errors import UNREADABLE, BrokenAnswer, LostConnection, Refusal, Unready
 from penstock.node.sidecar.http1 import Connection, Head
 from penstock.node.sidecar.sockets import FrameworkSocket
 from penstock.node.sidecar.spool import Spool
@@ -161,14 +162,16 @@ async def _words(connection: Connection, head: Head) -> str:
     """The beginning of what came: the tenant's own words for the tenant. Of more than a little the rest is not read,
     and the connection is then not used again."""
     text = bytearray()
-    async for piece in connection.body(head):
-        text += piece
-        if len(text) >= _SMALL_BYTES_MAX:
-            break
+    # The status has come: words that break off change nothing about it.
+    with suppress(LostConnection, BrokenAnswer):
+        async for piece in connection.body(head):
+            text += piece
+            if len(text) >= _SMALL_BYTES_MAX:
+                break
     try:
         trouble = _trouble.decode(text)
         said = f"{trouble.error}\n{trouble.traceback}"
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         said = text.decode(errors="replace")
     return said.strip()[:_EXPLANATION_CHARACTERS_MAX]
 
@@ -176,8 +179,7 @@ async def _words(connection: Connection, head: Head) -> str:
 async def _read_reply(connection: Connection, head: Head, bytes_max: int) -> FrameworkReply:
     spool = Spool(bytes_max)
     try:
-        async for piece in connection.body(head):
-            spool.add(piece)
+        await _collect(connection, head, spool)
         if not spool:
             raise BrokenAnswer("empty", f"the framework's answer (status {head.status}) is empty")
         data = spool.take()
@@ -186,6 +188,14 @@ async def _read_reply(connection: Connection, head: Head, bytes_max: int) -> Fra
         return _decoded(_reply, data)
     finally:
         spool.close()
+
+
+async def _collect(connection: Connection, head: Head, spool: Spool) -> None:
+    try:
+        async for piece in connection.body(head):
+            spool.add(piece)
+    except LostConnection as error:
+        raise LostConnection(error.detail, begun=True, finished=True) from error
 
 
 async def _read_frames(connection: Connection, head: Head, hear: Hear, bytes_max: int) -> FrameworkReply:
@@ -232,5 +242,5 @@ def _check_around(data: bytes | mmap.mmap, outline: _Outline | None) -> None:
 def _decoded(decoder: msgspec.json.Decoder[T], data: bytes | mmap.mmap) -> T:
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BrokenAnswer("bad_answer", f"the framework's answer is not by the contract: {error}") from None

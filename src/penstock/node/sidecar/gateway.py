@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.kit.clock import backoff_s
 from penstock.node.errors import NodeError
+from penstock.node.sidecar.errors import UNREADABLE
 from penstock.wire.serverless import ATTEMPTS_PATH, CALLED_PATH, Reference, WorkerDispatchMessage
 
 T = TypeVar("T")
@@ -148,7 +149,7 @@ async def _tried(act: Callable[[], Awaitable[T]], seconds: float) -> T:
     for attempt in range(1000):
         try:
             return await act()
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, *UNREADABLE) as error:
             wait_s = backoff_s(attempt, base_s=0.1, cap_s=5.0)
             if loop.time() + wait_s > until:
                 raise NotKept("away", f"the gateway did not answer: {type(error).__name__}") from error

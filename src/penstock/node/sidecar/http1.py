@@ -129,15 +129,21 @@ class Connection:
         except OSError as error:
             raise LostConnection(f"the connection broke: {error.strerror}", begun=self._begun) from error
 
-    async def _read_head(self) -> bytes:
-        return await self._until(b"\r\n\r\n")
+    async def _read_head(self) -> list[bytes]:
+        """Status line and headers, without their ends."""
+        lines: list[bytes] = []
+        head_bytes = 0
+        while (line := await self._line()) != b"\r\n":
+            head_bytes += len(line)
+            if head_bytes > _HEAD_BYTES_MAX:
+                raise BrokenAnswer("bad_answer", f"the answer's head is larger than {_HEAD_BYTES_MAX} bytes")
+            lines.append(line[:-2])
+        return lines
 
     async def _line(self) -> bytes:
-        return await self._until(b"\r\n")
-
-    async def _until(self, end: bytes) -> bytes:
+        """Up to a line feed, with a carriage return before it."""
         try:
-            found = await self._reader.readuntil(end)
+            found = await self._reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             begun = self._begun or bool(error.partial)
             detail = "the answer is truncated" if begun else "the framework closed the connection without an answer"
@@ -147,18 +153,19 @@ class Connection:
         except OSError as error:
             raise LostConnection(f"the connection broke: {error.strerror}", begun=self._begun) from error
         self._begun = True
-        if len(found) > _HEAD_BYTES_MAX:
-            raise BrokenAnswer("bad_answer", f"the answer's head is larger than {_HEAD_BYTES_MAX} bytes")
+        if not found.endswith(b"\r\n"):
+            raise BrokenAnswer(
+                "bad_answer", "a line of the answer ends without a carriage return (a bad head or chunk)"
+            )
         return found
 
 
-def _parse_head(raw: bytes) -> Head:
-    first, *lines = raw[:-4].split(b"\r\n")
-    match = _STATUS.fullmatch(first)
+def _parse_head(lines: list[bytes]) -> Head:
+    match = _STATUS.fullmatch(lines[0]) if lines else None
     if match is None:
         raise BrokenAnswer("bad_answer", "the answer does not begin with an HTTP/1 status line")
     status = int(match[2])
-    headers = _parse_headers(lines)
+    headers = _parse_headers(lines[1:])
     encodings = headers.get(b"transfer-encoding", b"").lower()
     if encodings not in {b"", b"chunked"}:
         raise BrokenAnswer("bad_answer", "the answer has a Transfer-Encoding other than chunked")

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.kit.clock import utc_now
+from penstock.node.sidecar.errors import UNREADABLE
 from penstock.wire import subjects
 from penstock.wire.serverless import (
     VERSION,
@@ -67,7 +68,7 @@ class Letters:
             if (version := _versioned.decode(data).version) != VERSION:
                 raise Unsupported(f"version {version[:32]!r} is not understood")
             message = _dispatch.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise Malformed(str(error)) from None
         if message.workerName != self._serving.worker or message.projectID != self._serving.project_id:
             raise Malformed("it is for another worker")
@@ -78,7 +79,7 @@ class Letters:
         self._verify(self.controls, data, mac)
         try:
             return _control.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise Malformed(str(error)) from None
 
     def answer(self, data: bytes, mac: str) -> CallAnswer:
@@ -86,7 +87,7 @@ class Letters:
         self._verify(self.answers, data, mac)
         try:
             return _answer.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise Malformed(str(error)) from None
 
     def metric(

@@ -13,6 +13,7 @@ import msgspec
 from prometheus_client import Counter
 
 from penstock.kit.clock import utc_now
+from penstock.node.sidecar.answers import check_json
 from penstock.wire.serverless import (
     INLINE_BYTES_MAX,
     VERSION,
@@ -66,8 +67,10 @@ class Voice:
         elif frame.stderr is not None:
             self._line(OutputKind.STDERR, frame.stderr)
         elif progress := bytes(frame.progress):
+            check_json(frame.progress, what="progress")
             self._line(OutputKind.PROGRESS, progress.decode())
         elif chunk := bytes(frame.chunk):
+            check_json(frame.chunk, what="chunk")
             await self._chunk(chunk.decode())
         if self._held_bytes >= self._pace.batch_bytes or len(self._items) >= _ITEMS_MAX:
             await self.flush()

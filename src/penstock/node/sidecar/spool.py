@@ -2,9 +2,10 @@
 
 import mmap
 import tempfile
+from contextlib import suppress
 from typing import IO, Final
 
-from penstock.node.sidecar.errors import TooLarge
+from penstock.node.sidecar.errors import NotSpooled, TooLarge
 
 _MEMORY_BYTES_MAX: Final = 1 << 20
 
@@ -23,13 +24,20 @@ class Spool:
         return self._bytes
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Take a piece; TooLarge when it is one too many."""
+        """Take a piece; TooLarge when it is one too many, NotSpooled when there is no room for it."""
         self._bytes += len(piece)
         if self._bytes > self._bytes_max:
             self.close()
             raise TooLarge(self._bytes_max)
+        try:
+            self._keep(piece)
+        except OSError as error:
+            self.close()
+            raise NotSpooled(error) from error
+
+    def _keep(self, piece: bytes | memoryview) -> None:
         if self._file is None and self._bytes > _MEMORY_BYTES_MAX:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (closed by `take` or `close`)
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `take` or `close`)
             self._file.write(self._memory)
             self._memory = bytearray()
         if self._file is None:
@@ -40,15 +48,22 @@ class Spool:
     def take(self) -> bytes | mmap.mmap:
         """All of it; what was in a file is mapped, and gone with the mapping. The spool is empty again."""
         taken: bytes | mmap.mmap = bytes(self._memory)
-        if self._file is not None:
-            taken = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.close()
+        try:
+            if self._file is not None:
+                self._file.flush()
+                taken = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise NotSpooled(error) from error
+        finally:
+            self.close()
         return taken
 
     def close(self) -> None:
         """Drop what came."""
         if self._file is not None:
-            self._file.close()
+            # What is still buffered may not fit either.
+            with suppress(OSError):
+                self._file.close()
         self._file = None
         self._memory = bytearray()
         self._bytes = 0
