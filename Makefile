@@ -72,8 +72,8 @@ bench: install-dev ## Measure; NAME=allocate|handoff|relay|api|tunnel|placement|
 
 lock: $(UV) ## Resolve the dependencies again
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --python-version 3.11 \
-	  --extra embedded pyproject.toml requirements-build.in -o requirements.lock
+	  --extra server --extra embedded pyproject.toml requirements-build.in -o requirements.lock
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --python-version 3.11 \
-	  --extra embedded --group dev pyproject.toml requirements-build.in -c requirements.lock -o requirements-dev.lock
+	  --extra server --extra embedded --group dev pyproject.toml requirements-build.in -c requirements.lock -o requirements-dev.lock
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --python-version 3.11 \
 	  requirements-contract.in -o requirements-contract.lock

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.quick import QuickGroup
-
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter  # pyright: ignore[reportPrivateImportUsage]
 
@@ -32,7 +30,7 @@ def module(name: str, attribute: str = "app") -> Callable[[], typer.Typer]:
 def lazy_group(entries: Mapping[str, Entry]) -> type[TyperGroup]:
     """The class of a group that has these entries. The mapping is read when it is needed, so it may still grow."""
 
-    class LazyGroup(QuickGroup):
+    class LazyGroup(TyperGroup):
         def list_commands(self, ctx: "Context") -> list[str]:  # noqa: ARG002
             return list(entries)
 

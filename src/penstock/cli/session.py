@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 
 import typer
+from typer.core import TyperCommand
 
 from penstock.cli.errors import CliError
 from penstock.cli.lazy import Entry, lazy_group
 from penstock.cli.output import Format, Output, notice
-from penstock.cli.quick import PassingCommand, QuickCommand, QuickGroup
+from penstock.cli.passing import PassingCommand
 from penstock.cli.resolve import Flags, Resolved, resolve
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _not_logged_in(resolved: Resolved) -> CliError:
 
 def group(name: str, help: str) -> typer.Typer:  # noqa: A002 - as typer calls it
     """A group of commands."""
-    app = typer.Typer(name=name, help=help, cls=QuickGroup, rich_markup_mode=None, add_completion=False)
+    app = typer.Typer(name=name, help=help, rich_markup_mode=None, add_completion=False)
     app.callback(invoke_without_command=True)(_with_options(_nothing, hidden=True))
     return app
 
@@ -161,7 +162,7 @@ def command(
             app.info.epilog = f"\b\nExample:\n  {example}"
         app.command(
             name,
-            cls=PassingCommand if passes_on else QuickCommand,
+            cls=PassingCommand if passes_on else TyperCommand,
             epilog=f"\b\nExample:\n  {example}\n\nEvery command also takes the options of `penstock --help`.",
             hidden=hidden,
             context_settings={"allow_interspersed_args": not passes_on},
