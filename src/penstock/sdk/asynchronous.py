@@ -1,18 +1,21 @@
-"""Moves bytes for the asynchronous client, with aiohttp; the same bounds as the blocking one."""
+"""Moves bytes for the asynchronous client, in its event loop; the same bounds as the blocking one."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
-import aiohttp
+import h11
 
 from penstock.sdk import execute
 from penstock.sdk.commands import Collected, Command, CommandResult
-from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
-from penstock.sdk.failures import unreachable
+from penstock.sdk.errors import SdkError, Unreachable
+from penstock.sdk.failures import broken_off, not_connected
+from penstock.sdk.http1 import Body, Http1
+from penstock.sdk.link import Link
 from penstock.sdk.outputs import Outputs, Said
-from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode, excerpt
+from penstock.sdk.protocol import Answer, Listing, Request, Steps, decode
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
 from penstock.sdk.transfers import Download, Source
@@ -23,17 +26,21 @@ T = TypeVar("T")
 
 _CONNECT_S: Final = 10.0
 _SILENCE_S: Final = 60.0
-_CHUNK_BYTES: Final = 64 << 10
+_IDLE_MAX: Final = 8
+#: Requests and streams at once; further ones wait.
+_CONNECTIONS_MAX: Final = 100
 
 
 class AsyncExecutor:
-    """Drives calls with aiohttp. Its session is made in the loop that uses it first."""
+    """Drives calls in one event loop: that of its first call."""
 
     def __init__(self, target: Target, *, timeout_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
         self._host = target.split.netloc
-        self._session: aiohttp.ClientSession | None = None
+        self._idle: list[_Connection] = []
+        self._places = asyncio.Semaphore(_CONNECTIONS_MAX)
+        self._tls: ssl.SSLContext | None = None
 
     async def run(self, steps: Steps[T]) -> T:
         """The call's value."""
@@ -108,91 +115,145 @@ class AsyncExecutor:
                 await asyncio.sleep(download.lost(lost))
         download.finish()
 
-    def session(self) -> aiohttp.ClientSession:
-        """The connections of this client."""
-        if self._session is None:
-            trace = aiohttp.TraceConfig()
-            trace.on_request_redirect.append(_refuse_redirect)
-            self._session = aiohttp.ClientSession(
-                headers=self.target.headers(),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[trace],
-            )
-            # aiohttp repeats some requests by itself; here only the protocol decides that, for both clients alike.
-            self._session._retry_connection = False  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        return self._session
+    def tls(self) -> ssl.SSLContext:
+        """How servers prove who they are."""
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
 
     async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            await session.close()
+        """Drop the kept connections."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.close()
 
     async def _exchange(self, request: Request) -> Answer:
-        limits = aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=_CONNECT_S)
-        if isinstance(request.body, Source):
-            limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-        try:
-            async with self._open(request, limits) as response:
-                return await _answer(response)
-        except (aiohttp.ClientError, OSError) as error:
-            raise unreachable(self._host, error, self.timeout_s) from error
+        async with self._connection() as connection, self._bound(connection, self.timeout_s):
+            async with asyncio.timeout(None if isinstance(request.body, Source) else self.timeout_s):
+                body = Body(await connection.ask(request, self.timeout_s))
+                while chunk := await connection.body():
+                    body.add(chunk)
+            return body.answer()
 
     async def _stream(
         self, request: Request, *, opened: Callable[[Answer], None] | None = None
     ) -> AsyncIterator[bytes]:
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        async with self._connection() as connection, self._bound(connection, _SILENCE_S):
+            async with asyncio.timeout(self.timeout_s):
+                answer = await connection.ask(request, self.timeout_s)
+                if answer.status not in (200, 206):
+                    body = Body(answer)
+                    while chunk := await connection.body():
+                        body.add(chunk)
+                    decode(body.answer(), type(None))
+            if opened is not None:
+                opened(answer)
+            while chunk := await asyncio.wait_for(connection.body(), _SILENCE_S):
+                yield chunk
+
+    @asynccontextmanager
+    async def _bound(self, connection: "_Connection", seconds: float) -> AsyncIterator[None]:
+        """Say what a failure of the connection means. Whatever fails ends it."""
         try:
-            async with self._open(request, limits) as response:
-                if response.status not in (200, 206):
-                    decode(await _answer(response), type(None))
-                if opened is not None:
-                    opened(Answer(status=response.status, headers=_headers(response), body=b""))
-                async for chunk in response.content.iter_any():
-                    yield chunk
-        except (aiohttp.ClientError, OSError) as error:
-            raise unreachable(self._host, error, _SILENCE_S) from error
+            yield
+        except (OSError, h11.RemoteProtocolError) as error:
+            connection.abort()
+            raise broken_off(self._host, error, seconds) from error
+        except BaseException:
+            connection.abort()
+            raise
 
-    def _open(
-        self, request: Request, limits: aiohttp.ClientTimeout
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        return self.session().request(
-            request.method,
-            self.target.api_url + request.path,
-            data=_pieces(request.body) if isinstance(request.body, Source) else request.body,
-            headers=request.headers,
-            timeout=limits,
-            allow_redirects=False,
-        )
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator["_Connection"]:
+        """A connection, kept afterwards where that can be."""
+        async with self._places:
+            connection = self._kept() or await self._connect()
+            yield connection
+            if connection.usable and len(self._idle) < _IDLE_MAX:
+                self._idle.append(connection)
+            else:
+                await connection.close()
 
+    def _kept(self) -> "_Connection | None":
+        while self._idle:
+            if (kept := self._idle.pop()).usable:
+                return kept
+            kept.abort()
+        return None
 
-async def _refuse_redirect(
-    _session: aiohttp.ClientSession, _context: object, seen: aiohttp.TraceRequestRedirectParams
-) -> None:
-    # Opening a WebSocket has no switch for this.
-    target = excerpt(seen.response.headers.get("Location", "an unknown place"))
-    raise BadAnswer(f"the server redirects to {target}; redirects are not followed", status=seen.response.status)
-
-
-async def _answer(response: aiohttp.ClientResponse) -> Answer:
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-        size += len(chunk)
-        if size > ANSWER_BYTES_MAX:
-            response.close()
-            raise BadAnswer(f"the answer is larger than {ANSWER_BYTES_MAX >> 20} MB", status=response.status)
-        chunks.append(chunk)
-    return Answer(status=response.status, headers=_headers(response), body=b"".join(chunks))
-
-
-def _headers(response: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}
+    async def _connect(self) -> "_Connection":
+        parts = self.target.split
+        secure = parts.scheme == "https"
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                _, link = await asyncio.get_running_loop().create_connection(
+                    Link,
+                    str(parts.hostname),
+                    parts.port or (443 if secure else 80),
+                    ssl=self.tls() if secure else None,
+                    happy_eyeballs_delay=0.25,
+                )
+        except OSError as error:
+            raise not_connected(self._host, error) from error
+        return _Connection(link, Http1(self.target))
 
 
-async def _pieces(source: Source) -> AsyncIterator[bytes]:
-    """Read in a thread, so that a slow disk stops nothing else."""
-    chunks = source.chunks()
-    while chunk := await asyncio.to_thread(next, chunks, b""):
-        yield chunk
+class _Connection:
+    """A link and the state of HTTP on it."""
+
+    def __init__(self, link: Link, http: Http1) -> None:
+        self._link = link
+        self._http = http
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        return self._http.reusable and self._link.quiet
+
+    async def ask(self, request: Request, timeout_s: float) -> Answer:
+        """Send a request and wait for the answer's head."""
+        await self._link.send(self._http.begin(request))
+        if isinstance(request.body, Source):
+            return await self._upload(request.body, timeout_s)
+        return await self._head()
+
+    async def body(self) -> bytes:
+        """Wait for a piece of the body; empty at its end."""
+        while (chunk := self._http.body()) is None:
+            self._http.feed(await self._link.receive())
+        return chunk
+
+    def abort(self) -> None:
+        """End at once."""
+        self._link.abort()
+
+    async def close(self) -> None:
+        """End, and wait until it has."""
+        await self._link.close()
+
+    async def _head(self) -> Answer:
+        while (answer := self._http.head()) is None:
+            self._http.feed(await self._link.receive())
+        return answer
+
+    async def _upload(self, source: Source, timeout_s: float) -> Answer:
+        """Send a body of any length. A server that refuses it may do so before its end: the answer is worth more than
+        the failure to go on."""
+        sending = asyncio.create_task(self._send(source))
+        reading = asyncio.create_task(self._head())
+        try:
+            await asyncio.wait((sending, reading), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not isinstance(sending.exception(), ConnectionError):
+                sending.result()
+            return await asyncio.wait_for(reading, timeout_s)
+        finally:
+            for task in (sending, reading):
+                task.cancel()
+            await asyncio.gather(sending, reading, return_exceptions=True)
+
+    async def _send(self, source: Source) -> None:
+        """Read in a thread, so that a slow disk stops nothing else. Each piece has its time."""
+        chunks = source.chunks()
+        while chunk := await asyncio.to_thread(next, chunks, b""):
+            await asyncio.wait_for(self._link.send(self._http.more(chunk)), _SILENCE_S)
+        await self._link.send(self._http.end())

@@ -1,29 +1,32 @@
-"""Moves bytes for the blocking client, with the standard library alone: it starts quickly and needs no event loop.
+"""Moves bytes for the blocking client, over plain sockets: it starts quickly and needs no event loop.
 
-Every exchange ends within its time limit, whatever the server does: a timer shuts the socket down. Certificates are
-always verified and redirects never followed. Connections are kept and reused; a connection is used by one thread at a
-time.
+Every exchange ends within its time limit: each wait on the socket has what is left of it. Certificates are always
+verified and redirects never followed. Connections are kept and reused; a connection is used by one thread at a time.
 """
 
-import concurrent.futures
-import http.client
 import select
 import socket
-import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import h11
 
 from penstock.sdk.commands import Command, CommandResult, with_gateway
-from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
+from penstock.sdk.errors import SdkError, Unreachable
+from penstock.sdk.failures import broken_off, not_connected
+from penstock.sdk.http1 import Body, Http1
 from penstock.sdk.outputs import Outputs, Said
-from penstock.sdk.protocol import ANSWER_BYTES_MAX, Answer, Listing, Request, Steps, decode
+from penstock.sdk.protocol import Answer, Listing, Request, Steps, decode
 from penstock.sdk.sse import Follower
 from penstock.sdk.target import Target
 from penstock.sdk.transfers import Download, Source
 from penstock.wire.rest import EventOut
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 
@@ -35,15 +38,13 @@ _IDLE_MAX: Final = 8
 
 
 class BlockingExecutor:
-    """Drives calls with `http.client`."""
+    """Drives calls over blocking sockets."""
 
     def __init__(self, target: Target, *, timeout_s: float) -> None:
         self.target = target
         self.timeout_s = timeout_s
-        self._headers = target.headers()
         self._host = target.split.netloc
-        self._path = target.split.path
-        self._idle: list[http.client.HTTPConnection] = []
+        self._idle: list[_Connection] = []
         self._lock = threading.Lock()
         self._tls: ssl.SSLContext | None = None
 
@@ -74,6 +75,8 @@ class BlockingExecutor:
 
     def execute(self, command: Command) -> CommandResult:
         """Run a command in a unit. It takes a WebSocket, so it runs in a loop of its own, in a thread of its own."""
+        import concurrent.futures
+
         self.target = self.run(with_gateway(self.target))
         with concurrent.futures.ThreadPoolExecutor(1, "penstock-exec") as pool:
             return pool.submit(self._execute_in_loop, command).result()
@@ -138,162 +141,156 @@ class BlockingExecutor:
 
     def _exchange(self, request: Request) -> Answer:
         connection = self._connection()
-        try:
-            if isinstance(request.body, Source):
-                self._send_source(connection, request, request.body)
-            with self._deadline(connection):
-                response = self._send(connection, request)
-                body = _read(response)
-        except BaseException:
-            connection.close()
-            raise
-        if response.will_close:
-            connection.close()
-        else:
-            self._keep(connection)
-        return Answer(status=response.status, headers=_headers(response), body=body)
+        with self._bound(connection, self.timeout_s):
+            connection.send(request)
+            connection.within(self.timeout_s)
+            body = Body(connection.head())
+            while chunk := connection.body():
+                body.add(chunk)
+        self._keep(connection)
+        return body.answer()
 
-    def _stream(self, request: Request, *, opened: Callable[[Answer], None] | None = None) -> Iterator[bytes]:
+    def _stream(
+        self, request: Request, *, opened: Callable[[Answer], None] | None = None
+    ) -> Generator[bytes, None, None]:
         connection = self._connection()
+        with self._bound(connection, self.timeout_s):
+            connection.send(request)
+            answer = connection.head()
+            if answer.status not in (200, 206):
+                body = Body(answer)
+                while chunk := connection.body():
+                    body.add(chunk)
+                decode(body.answer(), type(None))
+            if opened is not None:
+                opened(answer)
         try:
-            with self._deadline(connection):
-                response = self._send(connection, request)
-                if response.status not in (200, 206):
-                    body = _read(response)
-                    decode(Answer(status=response.status, headers=_headers(response), body=body), type(None))
-                if opened is not None:
-                    opened(Answer(status=response.status, headers=_headers(response), body=b""))
-            while chunk := self._chunk(response):
-                yield chunk
+            with self._bound(connection, _SILENCE_S):
+                while chunk := connection.body():
+                    yield chunk
+                    connection.within(_SILENCE_S)
         finally:
             connection.close()
 
-    def _chunk(self, response: http.client.HTTPResponse) -> bytes:
+    @contextmanager
+    def _bound(self, connection: "_Connection", seconds: float) -> Iterator[None]:
+        """Bound what is done with a connection, and say what its failure means. Whatever fails closes it."""
+        connection.within(seconds)
         try:
-            return response.read1(_CHUNK_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"the stream from {self._host} broke off: {error}", sent=True) from error
+            yield
+        except (OSError, h11.RemoteProtocolError) as error:
+            connection.close()
+            raise broken_off(self._host, error, seconds) from error
+        except BaseException:
+            connection.close()
+            raise
 
-    def _send_source(self, connection: http.client.HTTPConnection, request: Request, source: Source) -> None:
-        """A body of any length: each piece has its time, and the answer its own. A server that refuses may do so before
-        the end, and its answer is worth more than the failure to go on."""
-        headers = self._headers | dict(request.headers)
-        try:
-            connection.request(request.method, self._path + request.path, body=source.chunks(), headers=headers)
-        except (BrokenPipeError, ConnectionResetError):
-            return
-        except (OSError, http.client.HTTPException) as error:
-            raise Unreachable(f"{self._host} broke off: {_reason(error)}", sent=True) from error
-
-    def _send(self, connection: http.client.HTTPConnection, request: Request) -> http.client.HTTPResponse:
-        if isinstance(request.body, Source):
-            return connection.getresponse()
-        connection.request(
-            request.method, self._path + request.path, body=request.body, headers=self._headers | dict(request.headers)
-        )
-        return connection.getresponse()
-
-    def _connection(self) -> http.client.HTTPConnection:
+    def _connection(self) -> "_Connection":
         while True:
             with self._lock:
                 kept = self._idle.pop() if self._idle else None
             if kept is None:
                 return self._connect()
-            if not select.select([kept.sock], [], [], 0)[0]:
+            if not kept.readable():
                 return kept
             # The server closed it while it was idle.
             kept.close()
 
-    def _keep(self, connection: http.client.HTTPConnection) -> None:
+    def _keep(self, connection: "_Connection") -> None:
         with self._lock:
-            if len(self._idle) < _IDLE_MAX:
+            if connection.http.reusable and len(self._idle) < _IDLE_MAX:
                 self._idle.append(connection)
                 return
         connection.close()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        connection = self._new_connection()
-        try:
-            connection.connect()
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sock.settimeout(max(self.timeout_s, _SILENCE_S))
-        except OSError as error:
-            connection.close()
-            raise _unreachable(self._host, error) from error
-        return connection
-
-    def _new_connection(self) -> http.client.HTTPConnection:
+    def _connect(self) -> "_Connection":
         parts = self.target.split
-        if parts.scheme == "http":
-            return http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=_CONNECT_S)
+        host, secure = str(parts.hostname), parts.scheme == "https"
+        try:
+            sock = socket.create_connection((host, parts.port or (443 if secure else 80)), _CONNECT_S)
+        except OSError as error:
+            raise not_connected(self._host, error) from error
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return _Connection(self._secured(sock, host) if secure else sock, Http1(self.target))
+        except OSError as error:
+            sock.close()
+            raise not_connected(self._host, error) from error
+
+    def _secured(self, sock: socket.socket, host: str) -> "ssl.SSLSocket":
+        import ssl
+
         if self._tls is None:
             self._tls = ssl.create_default_context()
-        return http.client.HTTPSConnection(str(parts.hostname), parts.port, timeout=_CONNECT_S, context=self._tls)
+        return self._tls.wrap_socket(sock, server_hostname=host)
 
-    @contextmanager
-    def _deadline(self, connection: http.client.HTTPConnection) -> Iterator[None]:
-        """Bound the whole exchange, also when the server sends one byte at a time."""
-        expired = threading.Event()
-        sock: socket.socket = connection.sock
 
-        def expire() -> None:
-            expired.set()
-            with _quietly():
-                # Not the TLS socket's own method: that one may not be called while another thread reads.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+class _Connection:
+    """A socket and the state of HTTP on it."""
 
-        timer = threading.Timer(self.timeout_s, expire)
-        timer.daemon = True
-        timer.start()
-        late = f"{self._host} did not answer within {self.timeout_s:g} s"
+    def __init__(self, sock: socket.socket, http: Http1) -> None:
+        self.http = http
+        self._sock = sock
+        self._until = 0.0
+
+    def within(self, seconds: float) -> None:
+        """From now on, waits end after so many seconds in all."""
+        self._until = time.monotonic() + seconds
+
+    def send(self, request: Request) -> None:
+        """Send a request. A server that refuses a body may do so before its end: the answer is worth more than the
+        failure to go on."""
+        self._write(self.http.begin(request))
+        if not isinstance(request.body, Source):
+            return
         try:
-            yield
-            if expired.is_set():
-                # What was cut off can look like the end of an answer.
-                raise TimeoutError
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            timed_out = expired.is_set() or isinstance(error, TimeoutError)
-            message = late if timed_out else f"{self._host} broke off: {_reason(error)}"
-            raise Unreachable(message, sent=True) from error
-        finally:
-            timer.cancel()
+            for chunk in request.body.chunks():
+                self.within(_SILENCE_S)
+                self._write(self.http.more(chunk))
+                if self._answered():
+                    return
+            self._write(self.http.end())
+        except (BrokenPipeError, ConnectionResetError):
+            return
 
+    def head(self) -> Answer:
+        """Wait for the answer's head."""
+        while (answer := self.http.head()) is None:
+            self._receive()
+        return answer
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    try:
-        yield
-    except OSError:
-        return
+    def body(self) -> bytes:
+        """Wait for a piece of the body; empty at its end."""
+        while (chunk := self.http.body()) is None:
+            self._receive()
+        return chunk
 
+    def readable(self) -> bool:
+        """Whether there are bytes, or the connection was closed."""
+        return bool(select.select([self._sock], [], [], 0)[0])
 
-def _read(response: http.client.HTTPResponse) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while chunk := response.read1(_CHUNK_BYTES):
-        size += len(chunk)
-        if size > ANSWER_BYTES_MAX:
-            raise BadAnswer(f"the answer is larger than {ANSWER_BYTES_MAX >> 20} MB", status=response.status)
-        chunks.append(chunk)
-    # It is read to its end: without this, the connection would take it for still under way.
-    response.close()
-    return b"".join(chunks)
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
 
+    def _answered(self) -> bool:
+        if not self.readable():
+            return False
+        self._receive()
+        return self.http.head() is not None
 
-def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.getheaders()}
+    def _write(self, data: bytes) -> None:
+        unsent = memoryview(data)
+        while unsent:
+            self._wait_at_most()
+            unsent = unsent[self._sock.send(unsent) :]
 
+    def _receive(self) -> None:
+        self._wait_at_most()
+        self.http.feed(self._sock.recv(_CHUNK_BYTES))
 
-def _unreachable(host: str, error: OSError) -> Unreachable:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return Unreachable(f"the certificate of {host} is not valid: {error.verify_message}", sent=False, passing=False)
-    if isinstance(error, ssl.SSLError):
-        return Unreachable(f"no TLS connection with {host}: {_reason(error)}", sent=False, passing=False)
-    if isinstance(error, socket.gaierror):
-        passing = error.errno == socket.EAI_AGAIN
-        return Unreachable(f"cannot find the host {host}: {error.strerror}", sent=False, passing=passing)
-    return Unreachable(f"cannot connect to {host}: {_reason(error)}", sent=False)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    def _wait_at_most(self) -> None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)

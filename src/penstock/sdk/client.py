@@ -113,7 +113,7 @@ class AsyncClient(_Resources["AsyncExecutor"]):
         gateway_url: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        # Here, because aiohttp takes longer to import than a command of the CLI takes to run.
+        # Here, because event loops and WebSockets take longer to import than a command of the CLI takes to run.
         from penstock.sdk.asynchronous import AsyncExecutor
 
         target = Target.of(api_url, key, project=project, gateway_url=gateway_url)

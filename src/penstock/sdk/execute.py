@@ -1,16 +1,17 @@
 """Runs a command in a unit over a WebSocket. Leaving early closes the socket, which kills the command."""
 
 import asyncio
-import socket as sockets
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from penstock.sdk.commands import EOF_FRAME, Command, ending, with_gateway
 from penstock.sdk.errors import BadAnswer, Unreachable, for_status
-from penstock.sdk.failures import unreachable
+from penstock.sdk.failures import broken_off, not_connected
+from penstock.sdk.protocol import excerpt
 from penstock.wire.tunnel import STDERR, STDIN, STDOUT
 
 if TYPE_CHECKING:
@@ -44,72 +45,70 @@ async def execute(
 ) -> tuple[int, str]:
     """The command's exit code and class. `write` gets each piece of output with its channel."""
     executor.target = await executor.run(with_gateway(executor.target))
-    gateway = str(executor.target.gateway_url)
-    host = gateway.partition("://")[2]
-    url = f"{gateway}/ws/exec/{command.allocation_id}"
+    host = str(executor.target.gateway_url).partition("://")[2]
+    socket = await _connected(executor, host, f"/ws/exec/{command.allocation_id}")
     try:
-        async with _connected(executor, url) as socket:
+        async with socket:
             # A gateway that closes at once still has its last words read.
-            with suppress(aiohttp.ClientConnectionResetError):
-                await socket.send_str(command.opening())
+            with suppress(ConnectionClosed):
+                await socket.send(command.opening())
             return await _converse(socket, stdin, write)
     except _OutputFailed as error:
         raise error.cause from error
-    except aiohttp.WSServerHandshakeError as error:
-        raise _refused(error) from error
-    except (aiohttp.ClientError, OSError) as error:
-        raise unreachable(host, error, executor.timeout_s) from error
+    except ConnectionClosed as error:
+        raise broken_off(host, error, executor.timeout_s) from error
 
 
-@asynccontextmanager
-async def _connected(executor: "AsyncExecutor", url: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    async with asyncio.timeout(executor.timeout_s):
-        socket = await executor.session().ws_connect(url, heartbeat=_HEARTBEAT_S, max_msg_size=_FRAME_BYTES_MAX)
-    with _hung_up(socket):
-        try:
-            yield socket
-        finally:
-            # A server that goes on sending would else be listened to until it stops.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await socket.close()
+class _Connect(connect):
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        """Redirects are never followed: the key is for this host."""
+        return exc
 
 
-@contextmanager
-def _hung_up(socket: aiohttp.ClientWebSocketResponse) -> Iterator[None]:
-    """Input that nobody has read by the end would else keep the connection open for as long as the loop runs. With a
-    gateway that closed at once there is none any more."""
-    found = socket.get_extra_info("socket")
-    connection: sockets.socket | None = found.dup() if found is not None else None
+async def _connected(executor: "AsyncExecutor", host: str, path: str) -> ClientConnection:
+    secure = str(executor.target.gateway_url).startswith("https:")
     try:
-        yield
-    finally:
-        if connection is not None:
-            with connection, suppress(OSError):
-                connection.shutdown(sockets.SHUT_RDWR)
+        return await _Connect(
+            f"{'wss' if secure else 'ws'}://{host}{path}",
+            additional_headers=executor.target.headers(),
+            user_agent_header=None,
+            ssl=executor.tls() if secure else None,
+            compression=None,
+            proxy=None,
+            open_timeout=executor.timeout_s,
+            ping_interval=_HEARTBEAT_S,
+            ping_timeout=_HEARTBEAT_S,
+            close_timeout=_CLOSE_S,
+            max_size=_FRAME_BYTES_MAX,
+        )
+    except InvalidStatus as error:
+        raise _refused(error.response.status_code, error.response.headers.get("Location", "")) from error
+    except TimeoutError as error:
+        raise broken_off(host, error, executor.timeout_s) from error
+    except OSError as error:
+        raise not_connected(host, error) from error
+    except InvalidHandshake as error:
+        raise broken_off(host, error, executor.timeout_s) from error
 
 
-async def _converse(
-    socket: aiohttp.ClientWebSocketResponse, stdin: AsyncIterator[bytes], write: Write
-) -> tuple[int, str]:
+async def _converse(socket: ClientConnection, stdin: AsyncIterator[bytes], write: Write) -> tuple[int, str]:
     sender = asyncio.create_task(_send(socket, stdin))
     try:
         async for message in socket:
-            if message.type is aiohttp.WSMsgType.TEXT:
-                last = ending(message.data)
+            if isinstance(message, str):
+                last = ending(message)
                 return last.code, last.exit_class
-            if message.type is aiohttp.WSMsgType.BINARY:
-                _deliver(message.data, write)
+            _deliver(message, write)
         raise Unreachable("the gateway closed the connection before the command ended", sent=True)
     finally:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
 
 
-async def _send(socket: aiohttp.ClientWebSocketResponse, stdin: AsyncIterator[bytes]) -> None:
+async def _send(socket: ClientConnection, stdin: AsyncIterator[bytes]) -> None:
     async for chunk in stdin:
-        await socket.send_bytes(bytes((STDIN,)) + chunk)
-    await socket.send_str(EOF_FRAME)
+        await socket.send(bytes((STDIN,)) + chunk)
+    await socket.send(EOF_FRAME)
 
 
 def _deliver(frame: bytes, write: Write) -> None:
@@ -121,10 +120,12 @@ def _deliver(frame: bytes, write: Write) -> None:
         raise _OutputFailed(error) from error
 
 
-def _refused(error: aiohttp.WSServerHandshakeError) -> Exception:
-    if error.status < 400:
-        return BadAnswer(f"the gateway does not speak WebSocket here (status {error.status})", status=error.status)
-    kind = for_status(error.status)
+def _refused(status: int, location: str) -> Exception:
+    if 300 <= status < 400:
+        target = excerpt(location or "an unknown place")
+        return BadAnswer(f"the server redirects to {target}; redirects are not followed", status=status)
+    if status < 400:
+        return BadAnswer(f"the gateway does not speak WebSocket here (status {status})", status=status)
     words = {401: "the key is not valid", 403: "your role does not allow this", 404: "no such allocation"}
-    message = words.get(error.status, f"the gateway refused with status {error.status}")
-    return kind(message, code=f"http_{error.status}", status=error.status)
+    message = words.get(status, f"the gateway refused with status {status}")
+    return for_status(status)(message, code=f"http_{status}", status=status)

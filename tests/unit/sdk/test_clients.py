@@ -209,8 +209,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 
 def test_an_endless_answer_stops_at_the_cap(api: ScriptedApi, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("blocking", "asynchronous"):
-        monkeypatch.setattr(f"penstock.sdk.{module}.ANSWER_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr("penstock.sdk.http1.ANSWER_BYTES_MAX", 8 << 20)
     api.on("GET", "/whoami", endless)
     with pytest.raises(errors.BadAnswer, match="larger than 8 MB"):
         ask(api.url, whoami)
