@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.app import ENTRIES, app, run
 from penstock.cli.errors import CliError
+from penstock.cli.extra import installed, missing, needs_server
 from penstock.cli.lazy import Entry, module
 from penstock.cli.local import data_folder
 from penstock.cli.session import Session, command, group
@@ -36,10 +37,15 @@ def main() -> None:
 
 def entries() -> dict[str, Entry]:
     """What runs processes of this package, and so is not part of the command line that speaks only HTTP."""
-    processes = {name: Entry(text, _processes, inside=True) for name, text in _PROCESSES.items()}
-    keys = Entry("The master keys that secrets are encrypted under.", module("penstock.processes.keys"))
-    simulated = Entry("Simulated nodes, for trying a fleet on one machine.", module("penstock.processes.sim"))
-    return {**processes, "node": Entry(ENTRIES["node"].help, _nodes), "secrets-key": keys, "sim": simulated}
+    processes = {name: Entry(text, needs_server(name, _processes), inside=True) for name, text in _PROCESSES.items()}
+    keys = needs_server("secrets-key", module("penstock.processes.keys"))
+    simulated = needs_server("sim", module("penstock.processes.sim"))
+    return {
+        **processes,
+        "node": Entry(ENTRIES["node"].help, _nodes),
+        "secrets-key": Entry("The master keys that secrets are encrypted under.", keys),
+        "sim": Entry("Simulated nodes, for trying a fleet on one machine.", simulated),
+    }
 
 
 def _processes() -> typer.Typer:
@@ -77,6 +83,8 @@ def _join(
     ] = "",
 ) -> None:
     """Make this host a node, and serve as one until stopped: allocations, and functions where NATS can be reached."""
+    if not installed():
+        raise missing("penstock node join")
     environ = {
         "PENSTOCK_AGENT_DATA_DIR": str(data_folder(session.flags.data, session.environ) / "node"),
         **session.environ,

@@ -38,7 +38,7 @@ def user_folder(environ: Mapping[str, str], variable: str, below_home: str) -> P
     """A folder of the user's by the XDG rules; relative values count as unset there."""
     if (chosen := environ.get(variable, "")) and Path(chosen).is_absolute():
         return Path(chosen)
-    home = environ.get("HOME")
+    home = environ.get("HOME") or environ.get("USERPROFILE")
     if not home:
         raise CliError(f"cannot find your files: set HOME or {variable}", code="no_home", field="HOME")
     return Path(home) / below_home

@@ -4,11 +4,11 @@ It holds secrets, so it is readable by its owner only (anything else is refused)
 size.
 """
 
-import fcntl
 import json
 import os
 import re
 import stat
+import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -89,7 +89,8 @@ def read(path: Path) -> ConfigFile:
 
 
 def _check_mode(path: Path, mode: int, config: ConfigFile) -> None:
-    if mode & 0o077 and any(profile.key for profile in config.profiles.values()):
+    """Windows has no such mode: there a user's folder is closed to others."""
+    if os.name != "nt" and mode & 0o077 and any(profile.key for profile in config.profiles.values()):
         raise CliError(
             f"{path} holds a key and must be readable by you only (0600): chmod 600 {path}", code="config_mode"
         )
@@ -129,12 +130,25 @@ def change(path: Path, edit: Callable[[ConfigFile], ConfigFile]) -> None:
 def _locked(path: Path) -> Iterator[None]:
     with _writable(path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Not inherited by children, as everything that Python opens.
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Wait for the lock, which ends with the descriptor. Windows has another module for it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def write(path: Path, config: ConfigFile) -> None:

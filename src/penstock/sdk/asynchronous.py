@@ -191,7 +191,6 @@ class AsyncExecutor:
                     str(parts.hostname),
                     parts.port or (443 if secure else 80),
                     ssl=self.tls() if secure else None,
-                    happy_eyeballs_delay=0.25,
                 )
         except OSError as error:
             raise not_connected(self._host, error) from error

@@ -17,7 +17,7 @@ from penstock.sdk.runtimes import Runtimes
 from penstock.sdk.secrets import Secrets
 from penstock.sdk.serverless import FunctionDeadLetters, Functions, Invocations
 from penstock.sdk.storage import Objects
-from penstock.sdk.target import Target
+from penstock.sdk.target import Key, Unsaid, target_of
 from penstock.sdk.webhooks import Webhooks
 from penstock.wire.rest import Whoami
 
@@ -68,21 +68,23 @@ class _Resources(Resource[X], Generic[X]):
 class Client(_Resources[BlockingExecutor]):
     """A blocking client; it may be shared by threads.
 
-    >>> with penstock.Client("https://cloud.example", "psk_…") as client:
+    Without arguments it finds address, key and project as the command does: environment, profile, local instance.
+
+    >>> with penstock.Client() as client:
     ...     allocation = client.allocations.create("g1.1")
     ...     client.allocations.wait(allocation.id)
     """
 
     def __init__(
         self,
-        api_url: str,
-        key: str | None,
+        api_url: str | None = None,
+        key: Key = Unsaid.UNSAID,
         *,
         project: str | None = None,
         gateway_url: str | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        target = Target.of(api_url, key, project=project, gateway_url=gateway_url)
+        target = target_of(api_url, key, project=project, gateway_url=gateway_url)
         super().__init__(BlockingExecutor(target, timeout_s=timeout_s))
 
     def __enter__(self) -> "Client":
@@ -99,15 +101,15 @@ class Client(_Resources[BlockingExecutor]):
 class AsyncClient(_Resources["AsyncExecutor"]):
     """The same as `Client`, to be awaited; it belongs to one event loop.
 
-    >>> async with penstock.AsyncClient("https://cloud.example", "psk_…") as client:
+    >>> async with penstock.AsyncClient() as client:
     ...     async for allocation in client.allocations.list():
     ...         print(allocation.id)
     """
 
     def __init__(
         self,
-        api_url: str,
-        key: str | None,
+        api_url: str | None = None,
+        key: Key = Unsaid.UNSAID,
         *,
         project: str | None = None,
         gateway_url: str | None = None,
@@ -116,7 +118,7 @@ class AsyncClient(_Resources["AsyncExecutor"]):
         # Here, because event loops and WebSockets take longer to import than a command of the CLI takes to run.
         from penstock.sdk.asynchronous import AsyncExecutor
 
-        target = Target.of(api_url, key, project=project, gateway_url=gateway_url)
+        target = target_of(api_url, key, project=project, gateway_url=gateway_url)
         super().__init__(AsyncExecutor(target, timeout_s=timeout_s))
 
     async def __aenter__(self) -> "AsyncClient":

@@ -1,7 +1,7 @@
 """What a call can fail with. Every failure is a `SdkError` that carries the server's code, field and correlation id.
 
 `ApiError` means that the server answered and refused; `Unreachable` and `BadAnswer` that there was no usable answer;
-`InvalidArgument` that nothing was sent at all.
+`InvalidArgument` and `NotConfigured` that nothing was sent at all.
 """
 
 from typing import Final
@@ -32,6 +32,10 @@ class InvalidArgument(SdkError):
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message, code="invalid_argument", field=field)
+
+
+class NotConfigured(SdkError):
+    """Neither an argument, a variable, a profile nor a local instance says which server to call, or with which key."""
 
 
 class Unreachable(SdkError):

@@ -2,13 +2,15 @@
 
 import os
 import socket
-import ssl
 
 from penstock.sdk.errors import Unreachable
 
 
 def not_connected(host: str, error: OSError) -> Unreachable:
     """There was no connection: nothing was sent."""
+    # Here, because most commands need no TLS, and those that do have imported it.
+    import ssl
+
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unreachable(f"the certificate of {host} is not valid: {error.verify_message}", sent=False, passing=False)
     if isinstance(error, ssl.SSLError):

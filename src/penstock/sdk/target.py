@@ -1,8 +1,10 @@
 """Where a client's requests go and as whom. The key is never shown by `repr`."""
 
+import importlib
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from enum import Enum
+from typing import Final, Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from penstock.kit import ids
@@ -12,6 +14,16 @@ _KEY: Final = re.compile(r"[\x21-\x7e]{1,4096}")
 _UNPRINTABLE: Final = re.compile(r"[^\x21-\x7e]")
 _URL_CHARS_MAX: Final = 2048
 _API_SUFFIX: Final = "/api/v1"
+
+
+class Unsaid(Enum):
+    """The mark of an argument that was not given, where none has a meaning."""
+
+    UNSAID = 0
+
+
+#: None is no key at all: only public calls succeed then.
+Key: TypeAlias = str | Literal[Unsaid.UNSAID] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +60,20 @@ class Target:
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
         return headers | {"Penstock-Project": self.project} if self.project else headers
+
+
+def target_of(api_url: str | None, key: Key, *, project: str | None, gateway_url: str | None) -> Target:
+    """The target of a client's arguments. Address and key that were not given are found as the command finds them."""
+    if api_url is not None and key is not Unsaid.UNSAID:
+        return Target.of(api_url, key, project=project, gateway_url=gateway_url)
+    # By name: the command line, which knows where to look, stands above the SDK.
+    found: Target = importlib.import_module("penstock.program").target(api_url, key if isinstance(key, str) else None)
+    return Target.of(
+        found.api_url,
+        None if key is None else found.key,
+        project=project or found.project,
+        gateway_url=gateway_url or found.gateway_url,
+    )
 
 
 def check_key(key: str) -> str:

@@ -12,6 +12,9 @@ import typer
 
 from penstock import command
 from penstock.cli.app import app, run
+from scripted_api import ScriptedApi
+
+from .conftest import KEY, Cli
 
 
 def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -86,6 +89,44 @@ def test_help_needs_nothing_heavy() -> None:
         "sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+
+
+#: What a plain command has no use for; each of them takes longer to import than its part of the promised start.
+HEAVY = (
+    *("aiohttp", "asyncio", "concurrent.futures", "csv", "email", "http.client", "http.server", "importlib.metadata"),
+    *("logging", "pydantic", "rich", "ssl", "tarfile", "urllib.request", "websockets"),
+)
+
+
+@pytest.mark.parametrize("line", ["alloc list -o json", "whoami -o json", "fn list -o json", "sku list -o json"])
+def test_a_plain_command_imports_little(line: str, cli: Cli, api: ScriptedApi) -> None:
+    probe = (
+        "import sys; from penstock import command\n"
+        f"sys.argv = ['penstock', *{line.split()}]\n"
+        "try: command.main()\n"
+        "except SystemExit as ended: assert ended.code in (0, 4), ended.code\n"
+        f"found = sorted(set({HEAVY}) & set(sys.modules))\n"
+        "sys.exit(f'imported: {found}' if found else 0)"
+    )
+    env = {**cli.environ(), "PENSTOCK_API_URL": api.url, "PENSTOCK_API_KEY": KEY}
+    done = subprocess.run([sys.executable, "-c", probe], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len(api.seen) == 1
+
+
+def test_the_client_is_imported_without_modules_of_one_system() -> None:
+    """As on macOS and Windows, and in an environment without the servers."""
+    probe = (
+        "import pkgutil, sys\n"
+        "absent = ('fcntl', 'grp', 'pwd', 'pty', 'resource', 'termios', 'tty', 'uvloop', 'aiohttp', 'litestar')\n"
+        "sys.modules |= dict.fromkeys(absent)\n"
+        "import importlib, penstock.cli, penstock.sdk, penstock.wire, penstock.command, penstock.program\n"
+        "for package in (penstock.cli, penstock.sdk, penstock.wire):\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(found.name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import uvloop
 from aiohttp import web
 
 import scripted_api
@@ -72,6 +73,21 @@ def test_an_answer_is_typed_and_the_request_carries_key_and_project(api: Scripte
     assert ask(api.url + "/api/v1/", whoami, project="prj_default").operator is True
     assert api.seen[0].headers["authorization"] == f"Bearer {KEY}"
     assert api.seen[0].headers["penstock-project"] == "prj_default"
+
+
+def test_the_asynchronous_client_works_in_uvloop_too(api: ScriptedApi) -> None:
+    api.on("GET", "/whoami", json_answer(WHOAMI))
+
+    async def twice() -> list[bool]:
+        async with AsyncClient(api.url, KEY) as client:
+            return [(await client.whoami()).operator for _ in range(2)]
+
+    def run() -> list[bool]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(twice())
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run).result() == [True, True]
 
 
 def test_a_refusal_is_a_typed_error(api: ScriptedApi, ask: Ask) -> None:
