@@ -6,7 +6,7 @@ BIN := .venv/bin
 NAME ?= all
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev up test check format soak bench lock contract
+.PHONY: help install install-dev up test check format soak bench lock contract wheel
 
 help: ## Show what can be made
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,8 +67,13 @@ contract: install-dev ## Write docs/api and the diagrams anew from the code
 soak: install-dev ## Run the long fault tests
 	@$(BIN)/python -m pytest -m soak --timeout 7200 tests
 
-bench: install-dev ## Measure; NAME=allocate|handoff|relay|api|tunnel|placement|nodes|accrual|ledger|invoke|coldstart, or all
+bench: install-dev ## Measure; NAME=allocate|handoff|relay|api|tunnel|placement|nodes|accrual|ledger|invoke|coldstart|cli, or all
 	@$(BIN)/python -m bench $(NAME)
+
+wheel: install ## Build the package into dist/, for `pip install` elsewhere
+	@rm -rf dist
+	@$(UV) build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
+	@ls dist/*.whl
 
 lock: $(UV) ## Resolve the dependencies again
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header --no-emit-index-url --no-emit-find-links --python-version 3.11 \

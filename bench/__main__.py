@@ -19,6 +19,7 @@ NAMES = (
     "ledger",
     "invoke",
     "coldstart",
+    "cli",
 )
 
 
