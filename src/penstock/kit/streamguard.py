@@ -29,6 +29,8 @@ _log = logger(__name__)
 SILENCE_S: Final = 5.0
 _writable = Gauge("penstock_stream_writable", "Whether a stream of NATS stores what is published.", ["stream"])
 _rebuilt = Counter("penstock_stream_rebuilds_total", "Streams made anew because they stored nothing.", ["stream"])
+#: Probes leave by themselves: the stream must allow it (`allow_msg_ttl`).
+_SHORT_LIVED: Final = {"Nats-TTL": "60s"}
 KIND: Final = "stream_unwritable"
 _REPAIR: Final = "free space on the disk of NATS; the stream is made anew by itself, or restart nats-server"
 
@@ -69,7 +71,7 @@ class StreamGuard:
         if not self._bus.client.is_connected:
             return
         try:
-            await self._bus.publish(subjects.probe(self._name), b"", msg_id=new_id("prb"))
+            await self._bus.publish(subjects.probe(self._name), b"", msg_id=new_id("prb"), headers=_SHORT_LIVED)
         except NotStored as error:
             await self.refused(error)
         else:

@@ -40,6 +40,7 @@ from penstock.secrets.service import Secrets
 from penstock.serverless import streams
 from penstock.serverless.callout import Callout
 from penstock.serverless.model import Limits, Worker
+from penstock.serverless.service import burying
 from penstock.serverless.service.calls import Calls
 from penstock.serverless.service.dispatching import Dispatcher
 from penstock.serverless.service.ingress import Ingress
@@ -127,7 +128,7 @@ def compose(
         warden=warden,
         ingress=Ingress(hot, nats_bus, dispatcher),
         results=Results(hot, nats_bus, teller, dispatcher, lost=warden.end),
-        reports=Reports(hot, keys, warden, dispatcher, limits),
+        reports=Reports(hot, nats_bus, keys, warden, dispatcher, limits),
         sayings=Sayings(hot, nats_bus),
     )
 
@@ -150,12 +151,14 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     parts = compose(database, hot, nats_bus, keys, teller, _pool(settings), settings.limits)
     invoker = Invoker(database, nats_bus, ObjectBytes(open_objects(database, settings)), settings.limits)
     await invoker.start()
-    await Calls(database, nats_bus, invoker, teller, keys).start()
+    calls = Calls(database, nats_bus, invoker, teller, keys)
+    await calls.start()
     if settings.nats_issuer_seed_file:
         seed = await asyncio.to_thread(Path(settings.nats_issuer_seed_file).read_text)
         await Callout(database, nats_bus, seed.strip()).serve()
     process.settle_memory()
     async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(calls.run())
         await _consume(tasks, nats_bus, parts)
         await _watch(tasks, nats_bus, database, parts)
 
@@ -180,7 +183,7 @@ async def _consume(tasks: asyncio.TaskGroup, nats_bus: Bus, parts: Parts) -> Non
 
             async def turn() -> None:
                 held[:] = held or await pull.take(_BATCH_MAX)
-                await together(held, take)
+                await together(nats_bus, held, take)
                 held.clear()
 
             await every(0, turn, name=consumer)
@@ -191,9 +194,10 @@ async def _consume(tasks: asyncio.TaskGroup, nats_bus: Bus, parts: Parts) -> Non
     tasks.create_task(loop(streams.OUT, streams.OUTPUTS, parts.sayings.take))
 
 
-async def together(messages: Sequence[Msg], take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
-    """Take them all at once; if that fails, each by itself, so that one that cannot be taken harms no other. While the
-    database is away nothing is given up: whoever calls comes back with the same messages."""
+async def together(nats_bus: Bus, messages: Sequence[Msg], take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
+    """Take them all at once; if that fails, each by itself, so that one that cannot be taken harms no other: it comes
+    again, and ends as a dead letter. While the database is away nothing is given up: whoever calls comes back with the
+    same messages."""
     try:
         await take(messages)
     except Unavailable:
@@ -201,7 +205,17 @@ async def together(messages: Sequence[Msg], take: Callable[[Sequence[Msg]], Awai
     except Exception as error:  # noqa: BLE001 (supervises one batch of a loop; what fails again is told)
         _log.info("batch_failed", messages=len(messages), error=repr(error))
         for message in messages:
-            await process.guarded(take([message]), name="message", subject=message.subject)
+            await process.guarded(_alone(nats_bus, message, take), name="message", subject=message.subject)
+
+
+async def _alone(nats_bus: Bus, message: Msg, take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
+    try:
+        await take([message])
+    except Unavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 (supervises one message of a loop; it is told, and comes again or is buried)
+        _log.exception("message_failed", subject=message.subject)
+        await burying.give_up(nats_bus, message, error)
 
 
 async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, parts: Parts) -> None:
@@ -223,6 +237,10 @@ async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, pa
             parts.scaler.look(payload.decode())
             parts.dispatcher.point([payload.decode()])
 
+    async def exhausted(found: streams.Exhausted) -> None:
+        await burying.exhausted(nats_bus, found)
+        await parts.dispatcher.sweep()
+
     async def ensure_streams() -> None:
         if nats_bus.client.is_connected:
             await streams.keep(nats_bus, database)
@@ -232,6 +250,7 @@ async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, pa
         tasks.create_task(every(_PROBE_S, guard.probe, name=f"probe {config.name}"))
     await nats_bus.on_hint(subjects.ALL_ALLOCATIONS, allocation_changed)
     await nats_bus.on_hint(subjects.FUNCTIONS, function_changed)
+    await streams.on_exhausted(nats_bus, exhausted)
     tasks.create_task(every(_STREAMS_S, ensure_streams, name="streams"))
     tasks.create_task(every(0, parts.dispatcher.run, name="dispatch"))
     tasks.create_task(every(0, parts.scaler.run, name="scale"))

@@ -1,8 +1,10 @@
 """The streams of functions and their durable consumers.
 
 WORK carries attempts to do, and refuses what it has no room for: whoever is refused keeps it in Postgres. OUT carries
-what came of them, and drops the oldest: what is lost is found again by a lease. Both may vanish at any time; `ensure`
-makes them again. A worker's consumer is made by an activator, before the worker can connect, and by nobody else.
+what came of them until an activator has taken it, so many of each function: a sidecar that is refused tells it again,
+and one function's flood stands before nobody else's messages for longer than that takes (ADR 0039). DEAD keeps dead
+letters and drops the oldest. All may vanish at any time; `ensure` makes them again. A worker's consumer is made by an
+activator, before the worker can connect, and by nobody else.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,6 +21,7 @@ from penstock.wire import subjects
 
 WORK: Final = "WORK"
 OUT: Final = "OUT"
+DEAD: Final = "DEAD"
 ACTIVATOR: Final = "activator"
 RESULTS: Final = "results"
 METRICS: Final = "metrics"
@@ -32,6 +35,9 @@ _GIB: Final = 1 << 30
 MESSAGE_BYTES_MAX: Final = 4 << 20
 #: Enough that a burst is not refused; what is, waits in Postgres.
 _PER_SUBJECT_MAX: Final = 100_000
+#: Of one function and kind in OUT. Activators take as many in a fraction of a second.
+_UNTAKEN_MAX: Final = 2000
+_DEAD_LETTERS_MAX: Final = 1000
 #: Beyond a worker's slots: the next attempt does not wait for the acknowledgement of the one whose slot it takes.
 _SPARE_SLOTS: Final = 4
 _IN_FLIGHT_MAX: Final = 20_000
@@ -52,14 +58,16 @@ STREAMS: Final = (
         deny_delete=True,
         deny_purge=True,
         allow_direct=False,
+        allow_msg_ttl=True,
     ),
     StreamConfig(
         name=OUT,
-        subjects=[subjects.RESULTS, subjects.METRICS, subjects.OUTPUTS, subjects.DEAD_LETTERS, subjects.probe(OUT)],
-        retention=RetentionPolicy.LIMITS,
+        subjects=[subjects.RESULTS, subjects.METRICS, subjects.OUTPUTS, subjects.probe(OUT)],
+        retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
-        discard=DiscardPolicy.OLD,
-        max_msgs_per_subject=_PER_SUBJECT_MAX,
+        discard=DiscardPolicy.NEW,
+        max_msgs_per_subject=_UNTAKEN_MAX,
+        discard_new_per_subject=True,
         max_bytes=4 * _GIB,
         max_msg_size=MESSAGE_BYTES_MAX,
         max_age=_HOUR_S,
@@ -67,6 +75,23 @@ STREAMS: Final = (
         deny_delete=True,
         deny_purge=True,
         allow_direct=False,
+        allow_msg_ttl=True,
+    ),
+    StreamConfig(
+        name=DEAD,
+        subjects=[subjects.DEAD_LETTERS, subjects.probe(DEAD)],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=_DEAD_LETTERS_MAX,
+        max_bytes=_GIB,
+        max_msg_size=MESSAGE_BYTES_MAX,
+        max_age=_HOUR_S,
+        duplicate_window=120,
+        deny_delete=True,
+        deny_purge=True,
+        allow_direct=False,
+        allow_msg_ttl=True,
     ),
 )
 
@@ -92,7 +117,7 @@ _CONSUMERS: Final = (
 
 
 async def ensure(bus: Bus) -> None:
-    """Both streams and the activators' consumers, whatever is there of them."""
+    """All streams and the activators' consumers, whatever is there of them."""
     for stream in STREAMS:
         await bus.ensure_stream(stream)
     for stream, consumer in _CONSUMERS:

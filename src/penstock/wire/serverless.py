@@ -74,7 +74,10 @@ class FailureClass(StrEnum):
     FRAMEWORK_UNHEALTHY = "framework_unhealthy"
     UNSUPPORTED_VERSION = "unsupported_version"
     ORPHAN_RESULT = "orphan_result"
+    INVALID_METRIC = "invalid_metric"
     CANCELLED = "cancelled"
+    #: The message speaks for another function, worker or tenant than its sender.
+    FOREIGN_MESSAGE = "foreign_message"
 
 
 #: Ends of an attempt that say nothing about the work itself: another attempt is made, whatever the function retries.

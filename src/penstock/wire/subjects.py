@@ -65,16 +65,16 @@ FUNCTIONS: Final = "hint.functions"
 #: What an invocation said, or that it ended: wakes those who follow it.
 ALL_INVOCATIONS: Final = "hint.invocation.*"
 
-_SERVERLESS: Final = "runtime.serverless"
-INVOKES: Final = f"{_SERVERLESS}.invoke.*"
-DISPATCHES: Final = f"{_SERVERLESS}.dispatch.*.*"
-RESULTS: Final = f"{_SERVERLESS}.result.*"
-METRICS: Final = f"{_SERVERLESS}.metrics.*"
-OUTPUTS: Final = f"{_SERVERLESS}.output.*"
-DEAD_LETTERS: Final = f"{_SERVERLESS}.dlq.*.*"
-CALLS: Final = f"{_SERVERLESS}.call.*.*"
-CONTROLS: Final = f"{_SERVERLESS}.control.*.*"
-CALL_ANSWERS: Final = f"{_SERVERLESS}.answer.*.*"
+SERVERLESS: Final = "runtime.serverless"
+INVOKES: Final = f"{SERVERLESS}.invoke.*"
+DISPATCHES: Final = f"{SERVERLESS}.dispatch.*.*"
+RESULTS: Final = f"{SERVERLESS}.result.*"
+METRICS: Final = f"{SERVERLESS}.metrics.*"
+OUTPUTS: Final = f"{SERVERLESS}.output.*"
+DEAD_LETTERS: Final = f"{SERVERLESS}.dlq.*.*"
+CALLS: Final = f"{SERVERLESS}.call.*.*"
+CONTROLS: Final = f"{SERVERLESS}.control.*.*"
+CALL_ANSWERS: Final = f"{SERVERLESS}.answer.*.*"
 
 #: The server asks here who connects.
 AUTH_CALLOUT: Final = "$SYS.REQ.USER.AUTH"
@@ -94,47 +94,47 @@ def request_token(project_id: str, function: str) -> str:
 
 def invoke(request: str) -> str:
     """Ingress of a function; `request` is its `request_token`, here and below."""
-    return f"{_SERVERLESS}.invoke.{request}"
+    return f"{SERVERLESS}.invoke.{request}"
 
 
 def dispatch(request: str, worker: str) -> str:
     """Attempts for one worker."""
-    return f"{_SERVERLESS}.dispatch.{request}.{worker}"
+    return f"{SERVERLESS}.dispatch.{request}.{worker}"
 
 
 def result(request: str) -> str:
     """Ends of a function's attempts."""
-    return f"{_SERVERLESS}.result.{request}"
+    return f"{SERVERLESS}.result.{request}"
 
 
 def metrics(request: str) -> str:
     """Reports about a function's workers."""
-    return f"{_SERVERLESS}.metrics.{request}"
+    return f"{SERVERLESS}.metrics.{request}"
 
 
 def output(request: str) -> str:
     """What a function's handlers say."""
-    return f"{_SERVERLESS}.output.{request}"
+    return f"{SERVERLESS}.output.{request}"
 
 
 def dead_letter(source: str, request: str) -> str:
     """What could not be done; `source` is invocation, dispatch, result or metric."""
-    return f"{_SERVERLESS}.dlq.{source}.{request}"
+    return f"{SERVERLESS}.dlq.{source}.{request}"
 
 
 def call(request: str, worker: str) -> str:
     """Calls of one worker's handlers."""
-    return f"{_SERVERLESS}.call.{request}.{worker}"
+    return f"{SERVERLESS}.call.{request}.{worker}"
 
 
 def control(request: str, worker: str) -> str:
     """Orders to one worker's sidecar, on core NATS; answers to its calls come here too, below `.answer`."""
-    return f"{_SERVERLESS}.control.{request}.{worker}"
+    return f"{SERVERLESS}.control.{request}.{worker}"
 
 
 def call_answer(request: str, worker: str) -> str:
     """Answers to the calls of one worker's handlers."""
-    return f"{_SERVERLESS}.answer.{request}.{worker}"
+    return f"{SERVERLESS}.answer.{request}.{worker}"
 
 
 def worker_inbox(worker: str) -> str:

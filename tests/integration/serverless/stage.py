@@ -131,6 +131,7 @@ class Played:
     has: list[tuple[str, int]] = field(default_factory=list)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     beating: bool = True
+    token: str = ""
 
     async def run(self) -> None:
         await self.report(MetricType.REGISTERED)
@@ -292,6 +293,7 @@ class Stage:
                 order.project_id,
                 order.definition.concurrency,
                 handler=self.handler,
+                token=keys.token,
             )
             self.workers[order.worker] = played
             self._playing.append(self._tasks.create_task(_quietly(played.run())))
@@ -425,10 +427,12 @@ async def staged(database: Database, connected: Bus) -> AsyncIterator[Stage]:
     await fresh_streams(connected)
     stage = Stage(database, connected)
     await stage.invoker.start()
-    await Calls(database, connected, stage.invoker, stage.teller, stage.keys).start()
+    calls = Calls(database, connected, stage.invoker, stage.teller, stage.keys)
+    await calls.start()
     async with AsyncExitStack() as stack:
         stack.enter_context(patch.object(activator, "_SWEEP_S", 0.2))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        tasks.create_task(calls.run())
         holder = tasks.create_task(_hold(stage, tasks))
         while stage._tasks is None:
             await asyncio.sleep(0.005)

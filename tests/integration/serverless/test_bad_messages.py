@@ -116,12 +116,15 @@ async def _(stage: Stage) -> None:
 async def _(stage: Stage) -> None:
     from nats.aio.msg import Msg
 
-    from penstock.serverless.service import results
-
     counts = Counts("penstock_security_events", reason="foreign_subject")
-    forged = Msg(_client=stage.bus.client, subject=subjects.invoke("f"), data=b"{}", reply="")
-    assert results._read(forged) is None  # pyright: ignore[reportPrivateUsage]
+    letters = await stage.bus.client.subscribe(subjects.DEAD_LETTERS)
+    reply = "$JS.ACK.OUT.results.1.1.1.1700000000000000000.0"
+    forged = Msg(_client=stage.bus.client, subject=subjects.invoke("f"), data=b"{}", reply=reply)
+    await stage.parts.results.take([forged])
     await counts.rose()
+    letter = msgspec.json.decode((await letters.next_msg(timeout=30)).data)
+    assert letter["failureClass"] == "foreign_message"
+    await letters.unsubscribe()
 
 
 @CHECKS.row("nats-12")

@@ -1,10 +1,12 @@
-"""Handlers that call other functions of their project.
+"""Handlers that call other functions of their project. Calls of many workers are taken in turn.
 
 The sidecar passes a call on with the token of the attempt that makes it. It becomes an invocation like any other, made
 by whoever made its parent. Its end goes to the caller's worker, whose name we know from the row, and to no reply field.
 """
 
+import asyncio
 import hashlib
+from typing import Final
 
 import msgspec
 
@@ -12,20 +14,28 @@ from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError
+from penstock.kit.fair import FairQueue
+from penstock.kit.process import guarded
 from penstock.serverless.model import Mode, State
+from penstock.serverless.service import burying
+from penstock.serverless.service.burying import discarded, security
 from penstock.serverless.service.drafting import Asked, function_name
 from penstock.serverless.service.invoke import Invoker
 from penstock.serverless.service.outcomes import Accepted, ended
 from penstock.serverless.service.proofs import Keys
-from penstock.serverless.service.results import discarded, security
 from penstock.serverless.service.telling import Teller, call_answer, call_inbox
 from penstock.serverless.store import sayings
 from penstock.serverless.store.sayings import Parent
 from penstock.wire import subjects
 from penstock.wire.serverless import CallAnswer, CallMessage, FailureClass
+from penstock.wire.unreadable import UNREADABLE
 
 _decode = msgspec.json.Decoder(CallMessage).decode
-_QUEUE = "calls"
+_QUEUE: Final = "calls"
+#: What is refused is asked again by its sidecar.
+_WAITING_PER_WORKER_MAX: Final = 256
+_WAITING_MAX: Final = 8192
+_AT_ONCE: Final = 4
 
 
 class Calls:
@@ -37,17 +47,40 @@ class Calls:
         self._invoker = invoker
         self._teller = teller
         self._keys = keys
+        self._waiting: FairQueue[tuple[str, bytes]] = FairQueue(
+            each_max=_WAITING_PER_WORKER_MAX, total_max=_WAITING_MAX
+        )
 
     async def start(self) -> None:
         """Listen."""
-        await self._bus.on_hint(subjects.CALLS, self._receive, queue=_QUEUE)
+        await self._bus.on_hint(subjects.CALLS, self._queue, queue=_QUEUE)
+
+    async def run(self) -> None:
+        """Take what was heard, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_AT_ONCE):
+                tasks.create_task(self._take())
+
+    async def _queue(self, subject: str, data: bytes) -> None:
+        if not self._waiting.put(subject, (subject, data)):
+            discarded.labels("call", FailureClass.BACKPRESSURE).inc()
+
+    async def _take(self) -> None:
+        while True:
+            subject, data = await self._waiting.take()
+            await guarded(self._receive(subject, data), name="call", subject=subject)
 
     async def _receive(self, subject: str, data: bytes) -> None:
         try:
             message = _decode(data)
             token = bytes.fromhex(message.token)
-        except (msgspec.DecodeError, ValueError):
-            discarded.labels("call", "malformed_message").inc()
+        except (*UNREADABLE, ValueError) as error:
+            discarded.labels("call", FailureClass.MALFORMED_MESSAGE).inc()
+            await self._bury(subject, data, FailureClass.MALFORMED_MESSAGE, str(error))
+            return
+        if "\0" in message.projectID + message.invocationID + message.workerName:
+            discarded.labels("call", FailureClass.MALFORMED_MESSAGE).inc()
+            await self._bury(subject, data, FailureClass.MALFORMED_MESSAGE, "a name has a zero byte")
             return
         async with self._db.read() as conn:
             parent = await sayings.parent(
@@ -59,8 +92,12 @@ class Calls:
             )
         if parent is None or subject != subjects.call(parent.request, message.workerName):
             security.labels("foreign_call").inc()
+            await self._bury(subject, data, FailureClass.FOREIGN_MESSAGE, "foreign_call")
             return
         await self._call(parent, message)
+
+    async def _bury(self, subject: str, data: bytes, failure: FailureClass, error: str) -> None:
+        await burying.publish(self._bus, burying.dead_letter(subject, data, failure=failure, error=error))
 
     async def _call(self, parent: Parent, message: CallMessage) -> None:
         digest = hashlib.sha256(f"{parent.id}/{message.token}/{message.call}".encode()).hexdigest()

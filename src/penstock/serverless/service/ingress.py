@@ -7,14 +7,15 @@ from nats.aio.msg import Msg
 
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.telemetry import logger
+from penstock.serverless.service import burying
+from penstock.serverless.service.burying import Foreign, Unreadable
 from penstock.serverless.service.dispatching import Dispatcher
-from penstock.serverless.service.results import bury, discarded
 from penstock.serverless.service.telling import invocation_message
 from penstock.serverless.store import claims, invocations
+from penstock.wire import subjects
 from penstock.wire.serverless import VERSION, FailureClass, InvocationMessage
+from penstock.wire.unreadable import UNREADABLE
 
-_log = logger(__name__)
 _decode = msgspec.json.Decoder(InvocationMessage).decode
 _NAMES_MAX = 100_000
 _UNPUBLISHED_S = 2.0
@@ -38,14 +39,14 @@ class Ingress:
         """Point at their functions; they are acknowledged when those were looked at. Nothing is done with any of them
         before all are understood: what fails on the way comes again as it was."""
         readable: list[tuple[Msg, str | None]] = []
-        buried: list[tuple[Msg, str]] = []
+        buried: list[tuple[Msg, Unreadable | Foreign]] = []
         for message in messages:
             try:
-                readable.append((message, await self._find(*_read(message.data))))
-            except ValueError as error:
-                buried.append((message, str(error)))
+                readable.append((message, await self._find(*_read(message))))
+            except (Unreadable, Foreign) as error:
+                buried.append((message, error))
         for message, error in buried:
-            await self._bury(message, error)
+            await burying.refuse(self._bus, message, error)
         for message, function_id in readable:
             # Only its acknowledgement is still needed, and that may take a while.
             message.data = b""
@@ -66,13 +67,6 @@ class Ingress:
             self._names[key] = found.id
         return self._names[key]
 
-    async def _bury(self, message: Msg, error: str) -> None:
-        failure = FailureClass.UNSUPPORTED_VERSION if error == _VERSION else FailureClass.MALFORMED_MESSAGE
-        discarded.labels("invocation", failure).inc()
-        _log.warning("announcement_unreadable", subject=message.subject, error=error)
-        await bury(self._bus, message, source="invocation", failure=failure, error=error)
-        await message.term()
-
     async def publish_again(self) -> None:
         """Announce what was committed a while ago and still waits: its announcement may have been lost."""
         async with self._db.read() as conn:
@@ -82,18 +76,25 @@ class Ingress:
             await self._bus.client.publish(subject, body, headers={"Nats-Msg-Id": message_id})
 
 
-_VERSION = "the version is not understood"
+class _Versioned(msgspec.Struct, frozen=True):
+    version: str = VERSION
 
 
-def _read(data: bytes) -> tuple[str, str]:
-    """Project and function; ValueError says what is wrong."""
+_versioned = msgspec.json.Decoder(_Versioned).decode
+
+
+def _read(message: Msg) -> tuple[str, str]:
+    """Project and function."""
     try:
-        message = _decode(data)
-    except msgspec.ValidationError as error:
-        raw = msgspec.json.decode(data)
-        if isinstance(raw, dict) and raw.get("version") not in (VERSION, None):
-            raise ValueError(_VERSION) from error
-        raise
-    if message.version != VERSION:
-        raise ValueError(_VERSION)
-    return message.projectID or "prj_default", message.serverlessRequestID
+        version = _versioned(message.data).version
+        if version != VERSION:
+            raise Unreadable(FailureClass.UNSUPPORTED_VERSION, f"version {version[:32]!r} is not understood")
+        read = _decode(message.data)
+    except UNREADABLE as error:
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, str(error)) from error
+    project_id, name = read.projectID or "prj_default", read.serverlessRequestID
+    if message.subject != subjects.invoke(subjects.request_token(project_id, name)):
+        raise Foreign("foreign_announcement")
+    if "\0" in project_id + name:
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, "a name has a zero byte")
+    return project_id, name

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.serverless.model import Ending, State
+from penstock.serverless.service.burying import Unreadable
 from penstock.wire.serverless import (
     ERROR_BYTES_MAX,
     HEADERS_MAX,
@@ -18,20 +19,12 @@ from penstock.wire.serverless import (
     FailureClass,
     InvocationResultMessage,
 )
+from penstock.wire.unreadable import UNREADABLE
 
 _decode = msgspec.json.Decoder(InvocationResultMessage).decode
 _TOKEN_BYTES: Final = 16
 #: How attempts may end; all else is for others to decide.
 _ENDS: Final = frozenset({State.SUCCEEDED, State.FAILED, State.EXPIRED})
-
-
-class Unreadable(Exception):
-    """It is no result. `failure` says of what kind."""
-
-    def __init__(self, failure: FailureClass, detail: str) -> None:
-        super().__init__(detail)
-        self.failure = failure
-        self.detail = detail
 
 
 def result(data: bytes) -> InvocationResultMessage:
@@ -40,7 +33,7 @@ def result(data: bytes) -> InvocationResultMessage:
         message = _decode(data)
     except msgspec.ValidationError as error:
         return _mended(data, str(error))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Unreadable(FailureClass.MALFORMED_MESSAGE, f"not JSON: {error}") from error
     if message.version != VERSION:
         raise Unreadable(FailureClass.UNSUPPORTED_VERSION, f"version {message.version[:32]!r} is not understood")
@@ -49,7 +42,10 @@ def result(data: bytes) -> InvocationResultMessage:
 
 def _mended(data: bytes, complaint: str) -> InvocationResultMessage:
     """The same attempt, failed with the complaint, if it can be told which one it is."""
-    raw: Any = msgspec.json.decode(data)
+    try:
+        raw: Any = msgspec.json.decode(data)
+    except UNREADABLE as error:
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, f"not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise Unreadable(FailureClass.MALFORMED_MESSAGE, complaint)
     if isinstance(version := raw.get("version"), str) and version != VERSION:
@@ -92,6 +88,8 @@ def _checked(message: InvocationResultMessage) -> InvocationResultMessage:
         return failed(message, FailureClass.FRAMEWORK_ERROR, f"header {bad[0][:64]!r} has a line break")
     if message.bodyRef is not None and "\0" in message.bodyRef.key:
         return failed(message, FailureClass.FRAMEWORK_ERROR, "the result's key has a zero byte")
+    if not _is_text(bytes(message.body)):
+        return failed(message, FailureClass.FRAMEWORK_ERROR, "the body is not UTF-8")
     if message.bodySHA256 and hashlib.sha256(bytes(message.body)).hexdigest() != message.bodySHA256:
         return failed(message, FailureClass.INTEGRITY, "the body is not what the worker sent")
     if len(bytes(message.body)) > INLINE_BYTES_MAX + ERROR_BYTES_MAX:
@@ -116,6 +114,15 @@ def failed(message: InvocationResultMessage, failure: FailureClass, error: str) 
 
 def _has_break(text: str) -> bool:
     return "\r" in text or "\n" in text or "\0" in text
+
+
+def _is_text(body: bytes) -> bool:
+    """A value that is passed on as it came is not decoded by anybody else before it is answered."""
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def ending(message: InvocationResultMessage) -> Ending | None:

@@ -9,18 +9,20 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 
+from penstock.kit.bus import Bus
 from penstock.kit.clock import utc_now
 from penstock.kit.db import Database
-from penstock.kit.telemetry import logger
 from penstock.serverless.model import Limits
+from penstock.serverless.service import burying
+from penstock.serverless.service.burying import Foreign, Unreadable, security
 from penstock.serverless.service.dispatching import Dispatcher
 from penstock.serverless.service.proofs import Keys
-from penstock.serverless.service.results import discarded, security
 from penstock.serverless.service.wardens import Warden
 from penstock.serverless.store import commits, workers
-from penstock.wire.serverless import VERSION, MetricType, WorkerMetricMessage
+from penstock.wire import subjects
+from penstock.wire.serverless import VERSION, FailureClass, MetricType, WorkerMetricMessage
+from penstock.wire.unreadable import UNREADABLE
 
-_log = logger(__name__)
 _decode = msgspec.json.Decoder(WorkerMetricMessage).decode
 _ALIVE: Final = frozenset({MetricType.REGISTERED, MetricType.HEARTBEAT})
 #: For those who watch the queue; to us the result itself says more.
@@ -30,8 +32,11 @@ _TOLD_OTHERS: Final = frozenset({MetricType.INVOCATION_FINISHED, MetricType.INVO
 class Reports:
     """Applies what the consumer of metrics brings."""
 
-    def __init__(self, db: Database, keys: Keys, warden: Warden, dispatcher: Dispatcher, limits: Limits) -> None:
+    def __init__(
+        self, db: Database, bus: Bus, keys: Keys, warden: Warden, dispatcher: Dispatcher, limits: Limits
+    ) -> None:
         self._db = db
+        self._bus = bus
         self._keys = keys
         self._warden = warden
         self._dispatcher = dispatcher
@@ -39,14 +44,38 @@ class Reports:
 
     async def take(self, messages: Sequence[Msg]) -> None:
         """Apply and acknowledge."""
-        read = [report for message in messages if (report := _read(message)) is not None]
-        proved = await self._keys.proved(read)
-        if len(proved) < len(read):
-            security.labels("metric_proof").inc(len(read) - len(proved))
-        # Together they are as old as the oldest: a worker says everything again soon.
-        await self._apply(proved, age_s=max(map(_age_s, messages)))
+        read: list[tuple[Msg, WorkerMetricMessage]] = []
+        done: list[Msg] = []
         for message in messages:
+            try:
+                report = _read(message)
+            except (Unreadable, Foreign) as error:
+                await burying.refuse(self._bus, message, error)
+                continue
+            if report.eventType in _TOLD_OTHERS:
+                done.append(message)
+            else:
+                read.append((message, report))
+        proved = await self._proved(read)
+        # Together they are as old as the oldest: a worker says everything again soon.
+        await self._apply([report for _, report in proved], age_s=max(map(_age_s, messages)))
+        for message in (*done, *(message for message, _ in proved)):
             await message.ack()
+
+    async def _proved(self, read: list[tuple[Msg, WorkerMetricMessage]]) -> list[tuple[Msg, WorkerMetricMessage]]:
+        """Those with their worker's proof. One under another key than its worker's is forged; a worker that is gone
+        has no key, and may well not know it yet."""
+        proved = await self._keys.proved([report for _, report in read])
+        if len(proved) == len(read):
+            return read
+        known = set(map(id, proved))
+        for message, report in read:
+            if id(report) not in known and await self._keys.of(report.workerName) is not None:
+                await burying.refuse(self._bus, message, Foreign("metric_proof"))
+            elif id(report) not in known:
+                security.labels("metric_proof").inc()
+                await message.ack()
+        return [(message, report) for message, report in read if id(report) in known]
 
     async def _apply(self, reports: Sequence[WorkerMetricMessage], *, age_s: float) -> None:
         await self._started([each for each in reports if each.eventType is MetricType.INVOCATION_STARTED])
@@ -80,21 +109,18 @@ class Reports:
                 await commits.started(conn, attempts)
 
 
-def _read(message: Msg) -> WorkerMetricMessage | None:
+def _read(message: Msg) -> WorkerMetricMessage:
     try:
         report = _decode(message.data)
-    except msgspec.DecodeError as error:
-        discarded.labels("metric", "invalid_metric").inc()
-        _log.info("metric_discarded", reason="invalid_metric", error=str(error))
-        return None
+    except UNREADABLE as error:
+        raise Unreadable(FailureClass.INVALID_METRIC, str(error)) from error
     if report.version != VERSION:
-        discarded.labels("metric", "unsupported_version").inc()
-        return None
-    if report.eventType in _TOLD_OTHERS:
-        return None
+        raise Unreadable(FailureClass.UNSUPPORTED_VERSION, f"version {report.version[:32]!r} is not understood")
+    project_id = report.projectID or report.workerNamespace
+    if message.subject != subjects.metrics(subjects.request_token(project_id, report.serverlessRequestID)):
+        raise Foreign("foreign_metric")
     if not _can_be_kept(report):
-        discarded.labels("metric", "invalid_metric").inc()
-        return None
+        raise Unreadable(FailureClass.INVALID_METRIC, "a zero byte in a name, or an attempt out of range")
     return report
 
 

@@ -9,20 +9,17 @@ from nats.aio.msg import Msg
 from prometheus_client import Counter
 
 from penstock.kit.bus import Bus
-from penstock.kit.clock import utc_now
 from penstock.kit.db import Database
 from penstock.kit.telemetry import logger
 from penstock.serverless.model import Ending
-from penstock.serverless.service import reading
+from penstock.serverless.service import burying, reading
+from penstock.serverless.service.burying import Foreign, Unreadable, discarded, security
 from penstock.serverless.service.dispatching import Dispatcher
-from penstock.serverless.service.reading import Unreadable
 from penstock.serverless.service.telling import Teller
 from penstock.serverless.store import commits
 from penstock.serverless.store.commits import Standing
 from penstock.wire import subjects
 from penstock.wire.serverless import (
-    VERSION,
-    DeadLetterMessage,
     FailureClass,
     InvocationResultMessage,
     State,
@@ -32,11 +29,6 @@ from penstock.wire.serverless import (
 Key: TypeAlias = tuple[str, str, str, bytes]
 
 _log = logger(__name__)
-_PAYLOAD_MAX: Final = 64 << 10
-discarded = Counter(
-    "penstock_messages_discarded", "Messages that changed nothing, by source and reason", ["source", "reason"]
-)
-security = Counter("penstock_security_events", "Messages that nobody honest sends, by reason", ["reason"])
 _skew = Counter("penstock_result_clock_skew", "Results whose end is before their beginning")
 
 
@@ -78,8 +70,8 @@ class Results:
         for message in messages:
             try:
                 found = _read(message)
-            except Unreadable as error:
-                await self._bury(message, error)
+            except (Unreadable, Foreign) as error:
+                await burying.refuse(self._bus, message, error)
                 continue
             readable.append(message)
             if found is not None:
@@ -106,11 +98,6 @@ class Results:
         if len(done) < len(read):
             await self._explain([each for key, each in read.items() if key not in done])
 
-    async def _bury(self, message: Msg, error: Unreadable) -> None:
-        discarded.labels("result", error.failure).inc()
-        await bury(self._bus, message, source="result", failure=error.failure, error=error.detail)
-        await message.term()
-
     async def _explain(self, left: Sequence[Read]) -> None:
         """Say why some counted for nothing: they came late, or twice, or are nobody's."""
         async with self._db.read() as conn:
@@ -122,22 +109,17 @@ class Results:
             _log.info("result_discarded", reason=reason, invocation=each.ending.id, worker=each.ending.worker_id)
             if reason == _FOREIGN:
                 security.labels(reason).inc()
+                await self._publish_letter(each, FailureClass.FOREIGN_MESSAGE, "it names another worker")
             if found is None:
-                await self._orphan(each)
+                await self._publish_letter(each, FailureClass.ORPHAN_RESULT, "there is no such invocation")
 
-    async def _orphan(self, each: Read) -> None:
+    async def _publish_letter(self, each: Read, failure: FailureClass, error: str) -> None:
         request = subjects.request_token(each.message.projectID, each.message.serverlessRequestID)
-        letter = dead_letter(
-            source="result",
-            failure=FailureClass.ORPHAN_RESULT,
-            error="there is no such invocation",
-            subject=subjects.result(request),
-            payload=b"",
-        )
+        letter = burying.dead_letter(subjects.result(request), b"", failure=failure, error=error)
         letter = msgspec.structs.replace(
             letter, invocationID=each.ending.id, projectID=each.ending.project_id, workerName=each.ending.worker_id
         )
-        await publish_dead_letter(self._bus, "result", request, letter)
+        await burying.publish(self._bus, letter)
 
 
 _FOREIGN: Final = "foreign_worker"
@@ -160,56 +142,11 @@ def _read(message: Msg) -> Read | None:
     """None when it is no result that could change anything."""
     if not message.subject.startswith(_PREFIX):
         # Delivered to our consumer under a subject that it does not ask for: a reply field was forged.
-        security.labels("foreign_subject").inc()
-        _log.warning("security_foreign_subject", subject=message.subject)
-        return None
+        raise Foreign("foreign_subject")
     result = reading.result(message.data)
     if message.subject != subjects.result(subjects.request_token(result.projectID, result.serverlessRequestID)):
-        security.labels("foreign_function").inc()
-        _log.warning("security_foreign_function", subject=message.subject, invocation=result.invocationID)
-        return None
+        raise Foreign("foreign_function")
     if result.completedAt < result.startedAt:
         _skew.inc()
     ending = reading.ending(result)
     return Read(result, ending) if ending else None
-
-
-def dead_letter(
-    *, source: str, failure: FailureClass, error: str, subject: str, payload: bytes, deliveries: int = 0, seq: int = 0
-) -> DeadLetterMessage:
-    """What could not be done, for the queue's own watchers."""
-    return DeadLetterMessage(
-        version=VERSION,
-        source=source,
-        state=State.DEAD_LETTERED,
-        failureClass=failure,
-        originalSubject=subject,
-        stream="OUT",
-        failedAt=utc_now(),
-        streamSequence=seq,
-        deliveryCount=deliveries,
-        error=error,
-        payload=payload[:_PAYLOAD_MAX].decode(errors="replace"),
-    )
-
-
-async def bury(bus: Bus, message: Msg, *, source: str, failure: FailureClass, error: str) -> None:
-    """Publish the dead letter of a message."""
-    told = message.metadata
-    letter = dead_letter(
-        source=source,
-        failure=failure,
-        error=error,
-        subject=message.subject,
-        payload=message.data,
-        deliveries=told.num_delivered or 0,
-        seq=told.sequence.stream or 0,
-    )
-    await publish_dead_letter(bus, source, subjects.last_token(message.subject), letter)
-
-
-async def publish_dead_letter(bus: Bus, source: str, request: str, letter: DeadLetterMessage) -> None:
-    """To those who watch."""
-    body = msgspec.json.encode(letter)
-    message_id = f"dlq-{source}-{letter.streamSequence or letter.invocationID}"
-    await bus.client.publish(subjects.dead_letter(source, request), body, headers={"Nats-Msg-Id": message_id})

@@ -7,11 +7,14 @@ from nats.aio.msg import Msg
 
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.serverless.service.results import discarded
+from penstock.serverless.model import FOREIGN
+from penstock.serverless.service import burying
+from penstock.serverless.service.burying import Foreign, Unreadable
 from penstock.serverless.store import sayings
 from penstock.serverless.store.sayings import Said
 from penstock.wire import subjects
-from penstock.wire.serverless import VERSION, OutputKind, OutputMessage
+from penstock.wire.serverless import VERSION, FailureClass, OutputKind, OutputMessage
+from penstock.wire.unreadable import UNREADABLE
 
 _decode = msgspec.json.Decoder(OutputMessage).decode
 
@@ -25,13 +28,20 @@ class Sayings:
 
     async def take(self, messages: Sequence[Msg]) -> None:
         """Keep and acknowledge."""
-        said = [each for message in messages for each in _read(message)]
+        said: list[Said] = []
+        readable: list[Msg] = []
+        for message in messages:
+            try:
+                said += _read(message)
+                readable.append(message)
+            except (Unreadable, Foreign) as error:
+                await burying.refuse(self._bus, message, error)
         if said:
             async with self._db.read() as conn:
                 heard = await sayings.add(conn, said)
             for invocation_id in heard:
                 self._bus.hint(subjects.invocation(invocation_id))
-        for message in messages:
+        for message in readable:
             await message.ack()
 
 
@@ -39,15 +49,14 @@ def _read(message: Msg) -> list[Said]:
     try:
         read = _decode(message.data)
         token = bytes.fromhex(read.token)
-    except (msgspec.DecodeError, ValueError):
-        discarded.labels("output", "malformed_message").inc()
-        return []
+    except (*UNREADABLE, ValueError) as error:
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, str(error)) from error
     if read.version != VERSION:
-        discarded.labels("output", "unsupported_version").inc()
-        return []
+        raise Unreadable(FailureClass.UNSUPPORTED_VERSION, f"version {read.version[:32]!r} is not understood")
     if "\0" in read.projectID + read.invocationID or not 0 <= read.attempt < 1 << 31:
-        discarded.labels("output", "malformed_message").inc()
-        return []
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, "a zero byte in a name, or an attempt out of range")
+    if not _may_speak(message.subject, read.projectID):
+        raise Foreign("foreign_output")
     return [
         Said(
             project_id=read.projectID,
@@ -63,9 +72,15 @@ def _read(message: Msg) -> list[Said]:
     ]
 
 
+def _may_speak(subject: str, project_id: str) -> bool:
+    """Whether a subject is of a function of this project. Which one, only the row of the invocation says."""
+    request = subjects.last_token(subject)
+    return request.startswith(f"{project_id}_") or (project_id == "prj_default" and not FOREIGN.fullmatch(request))
+
+
 def _is_json(text: str) -> bool:
     try:
         msgspec.json.decode(text.encode(errors="surrogatepass"))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except (*UNREADABLE, UnicodeError):
         return False
     return True

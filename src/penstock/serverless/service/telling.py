@@ -163,7 +163,8 @@ class Teller:
             _ended.labels(row.state, row.failure_class).inc()
             if row.reply_to:
                 await self._answer(row, result(row, message))
-            if message is None:
+            if message is None or row.state is State.DEAD_LETTERED:
+                # The worker's own message says how its attempt ended, not that it was the last.
                 await self._publish_result(row)
             if row.state is State.DEAD_LETTERED:
                 await self._publish_dead_letter(row)
