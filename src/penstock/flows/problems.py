@@ -6,6 +6,8 @@ The system repairs most of this without anybody: only what has lasted longer tha
 from collections.abc import Iterator
 from typing import Final
 
+from penstock.billing.paymentmodel import Received
+from penstock.billing.service import inbox
 from penstock.compute import overview as compute
 from penstock.compute.overview import Stuck
 from penstock.fleet import overview as fleet
@@ -31,6 +33,7 @@ async def find(conn: Reader) -> list[Problem]:
         *await _tasks(conn),
         *await _events(conn),
         *await _conditions(conn),
+        *map(_payment, await inbox.held(conn, limit=LIMIT)),
     ]
 
 
@@ -115,6 +118,16 @@ async def _tasks(conn: Reader) -> Iterator[Problem]:
             repair=f"penstock node tasks {task.node_id}; restart the node's agent: its units go on",
         )
         for task in found
+    )
+
+
+def _payment(found: Received) -> Problem:
+    return Problem(
+        kind="provider_event_held",
+        id=found.event_id,
+        since=found.received_at,
+        reason=f"{found.type} of {found.provider}: {found.reason}",
+        repair=f"penstock billing provider-events show {found.event_id}; then accept or discard it",
     )
 
 

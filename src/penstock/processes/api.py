@@ -295,7 +295,11 @@ def _functions(
     urls = Urls(api_url=settings.api_url, gateway_url=settings.gateway_url)
     bytes_ = ObjectBytes(templates.objects)
     invoker = Invoker(
-        database, nats_bus, bytes_, FunctionLimits(waiting_max_per_project=settings.waiting_max_per_project)
+        database,
+        nats_bus,
+        bytes_,
+        FunctionLimits(waiting_max_per_project=settings.waiting_max_per_project),
+        still_valid=authenticator.still_valid,
     )
     return serverless_routes.Parts(
         db=database,

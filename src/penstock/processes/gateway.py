@@ -244,7 +244,11 @@ async def _functions(
     """The ingress of functions, by prefix."""
     objects = ObjectBytes(open_objects(database, settings))
     invoker = Invoker(
-        database, nats_bus, objects, FunctionLimits(waiting_max_per_project=settings.waiting_max_per_project)
+        database,
+        nats_bus,
+        objects,
+        FunctionLimits(waiting_max_per_project=settings.waiting_max_per_project),
+        still_valid=authenticator.still_valid,
     )
     await invoker.start()
     urls = Urls(api_url=settings.api_url, gateway_url=settings.gateway_url)

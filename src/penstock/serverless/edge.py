@@ -93,7 +93,7 @@ class FunctionEdge:
         )
         draft = await self._invoker.draft(caller, function, asked)
         wait_s = self._invoker.limits.patience_s(timeout_s) if mode is Mode.SYNC else 0.0
-        answer = await self._invoker.run(draft, wait_s=wait_s)
+        answer = await self._invoker.run(caller, draft, wait_s=wait_s)
         if mode is Mode.STREAM:
             return await self._stream(request, caller, draft.id)
         if isinstance(answer, InvocationAck):

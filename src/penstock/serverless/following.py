@@ -14,6 +14,7 @@ import msgspec
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
+from penstock.kit.errors import Unauthenticated
 from penstock.serverless.errors import TooManyWaiters
 from penstock.serverless.service import invocations
 from penstock.serverless.service.invocations import Shown
@@ -96,6 +97,8 @@ class Followers:
                 if found.row.ended or self._closing or left_s <= 0:
                     return found
                 await _wait(wake, min(left_s, _LOOK_S))
+                if not await self._still_valid(caller):
+                    raise Unauthenticated("the credential was revoked while its caller waited")
 
     async def _get(self, caller: Caller, invocation_id: str) -> Shown:
         async with self._db.read() as conn:

@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from .conftest import Api, People
+from .conftest import Api, People, person
 
 FUNCTION = {"sku": "g1.1"}
 UNIT = {
@@ -309,6 +309,28 @@ async def test_who_waits_is_told_at_the_end(api: Api, conn: Any) -> None:
     answer = await asyncio.wait_for(waiting, 20)
     assert (answer.json["state"], answer.json["body"]) == ("succeeded", 42)
     assert (await api.call("GET", "/invocations/polled-1?wait_s=61")).status == 400
+
+
+@pytest.mark.parametrize("way", ["sync", "poll"])
+async def test_who_waits_with_a_revoked_key_is_out_within_five_seconds(api: Api, people: People, way: str) -> None:
+    project_id = people.developer.project_id
+    waiter, home = await person(api, project_id, "developer"), {"Penstock-Project": project_id}
+    assert (await api.call("PUT", f"/functions/revoked-{way}", json=FUNCTION, headers=home)).status == 200
+    sent = {"serverlessRequestID": f"revoked-{way}", "invocationID": f"revoked-{way}"}
+    if way == "sync":
+        body = {**sent, "mode": "sync", "timeoutSeconds": 25}
+        waiting = asyncio.create_task(api.call("POST", "/serverless/invocations", json=body, key=waiter.key))
+    else:
+        await api.call("POST", "/serverless/invocations", json=sent, key=waiter.key)
+        waiting = asyncio.create_task(api.call("GET", f"/invocations/revoked-{way}?wait_s=25", key=waiter.key))
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    assert (await api.call("DELETE", f"/keys/{waiter.key_id}", headers=home)).status == 204
+    async with asyncio.timeout(5):
+        answer = await waiting
+    assert (answer.status, answer.json["error"]["code"]) == (401, "unauthenticated")
+    kept = await api.call("GET", f"/invocations/revoked-{way}", headers=home)
+    assert kept.json["state"] == "queued"
 
 
 async def test_cancelled_in_the_queue_it_never_runs(api: Api) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.billing.errors import BadWebhook
+from penstock.wire.unreadable import UNREADABLE
 
 _Id = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.:-]+$")]
 _Type = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_.]+$")]
@@ -94,7 +95,7 @@ def decode(body: bytes, *, livemode: bool) -> Notice:
     """The event in a body whose signature was checked, or BadWebhook."""
     try:
         notice = _notice.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadWebhook(f"the body is not an event: {str(error)[:200]}", field="$") from error
     if notice.livemode is not livemode:
         expected = "live" if livemode else "test"

@@ -4,6 +4,7 @@ An event is claimed first, which says when it comes again: one that cannot be ha
 `ATTEMPTS_MAX` attempts it waits for an operator. What an event does and what became of it are written together.
 """
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -28,14 +29,19 @@ from penstock.billing.providers import events
 from penstock.billing.providers.events import Notice
 from penstock.billing.service import crediting, disputes, refunds
 from penstock.billing.store import payments as store
-from penstock.kit import audit
+from penstock.kit import audit, process
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
 from penstock.kit.errors import Invalid, NotFound
 from penstock.kit.telemetry import correlated, logger
+from penstock.kit.text import clean
 from penstock.wire import subjects
+from penstock.wire.unreadable import UNREADABLE
 
 BATCH: Final = 500
+_TWO_BODIES: Final = "two_bodies_under_one_id"
+#: How JSON spells the one character that Postgres cannot keep.
+_ZERO: Final = b"\\u0000"
 ATTEMPTS_MAX: Final = 20
 _PAID: Final = frozenset({"checkout.session.completed", "checkout.session.async_payment_succeeded"})
 _log = logger(__name__)
@@ -44,13 +50,39 @@ Handler = Callable[[Tx, Received, Any], Awaitable[Verdict]]
 
 
 async def receive(db: Database, provider: str, notice: Notice, body: bytes) -> bool:
-    """Put a verified event into the inbox; whether it was new."""
+    """Put a verified event into the inbox; whether it was new. The same id with something else in it is an alarm: it is
+    held for an operator, and so is the first one if it was not applied yet."""
     async with db.transaction() as tx:
         new = await store.receive(tx, provider, notice.id, notice.type, body)
         if new:
             tx.hint(subjects.BILLING)
-    metrics.WEBHOOKS.labels("stored" if new else "repeated").inc()
+        conflict = not new and await _hold_if_different(tx, provider, notice, body)
+    metrics.WEBHOOKS.labels("stored" if new else "conflicting" if conflict else "repeated").inc()
+    if conflict:
+        _log.error("security_event", reason=_TWO_BODIES, provider=provider, event_id=notice.id)
     return new
+
+
+async def _hold_if_different(tx: Tx, provider: str, notice: Notice, body: bytes) -> bool:
+    first = await store.lock_event(tx, provider, notice.id)
+    if first is None or _meaning(first.body) == _meaning(body):
+        return False
+    twin = f"{notice.id}.{hashlib.sha256(body).hexdigest()[:16]}"
+    if await store.receive(tx, provider, twin, notice.type, body):
+        second = await store.lock_event(tx, provider, twin)
+        assert second is not None
+        reason = f"{_TWO_BODIES}: {notice.id} came before with something else in it"
+        await store.settle_event(tx, second, InboxState.HELD, reason=reason, payment_id=first.payment_id)
+    if first.state in (InboxState.RECEIVED, InboxState.WAITING):
+        reason = f"{_TWO_BODIES}: it came again with something else in it, see {twin}"
+        await store.settle_event(tx, first, InboxState.HELD, reason=reason, payment_id=None)
+    return True
+
+
+def _meaning(body: bytes) -> tuple[str, object]:
+    """The parts of an event that count. Providers send other parts anew with each attempt to deliver it."""
+    notice = msgspec.json.decode(body, type=Notice)
+    return notice.type, msgspec.json.decode(notice.data.object)
 
 
 class Inbox:
@@ -80,7 +112,8 @@ class Inbox:
                 claimed = await store.claim_event(tx)
             if claimed is None:
                 return handled
-            await self._handle(*claimed)
+            # One that fails is due again later: `claim_event` has said when.
+            await process.guarded(self._handle(*claimed), name="provider_event", event_id=claimed[1])
         return BATCH
 
     async def _handle(self, provider: str, event_id: str) -> None:
@@ -90,7 +123,7 @@ class Inbox:
                 return
             verdict = await self._patiently(tx, event, await self._judge(tx, event))
             await store.settle_event(
-                tx, event, verdict.state, reason=verdict.reason[:500], payment_id=verdict.payment_id
+                tx, event, verdict.state, reason=clean(verdict.reason)[:500], payment_id=verdict.payment_id
             )
         if verdict.state is not InboxState.WAITING:
             metrics.PROVIDER_EVENTS.labels(verdict.state).inc()
@@ -103,10 +136,12 @@ class Inbox:
         known = self._handlers.get(event.type)
         if known is None:
             return Verdict(state=InboxState.IGNORED, reason="of a type that is not for us")
+        if _ZERO in event.body:
+            return Verdict(state=InboxState.HELD, reason="has a zero character, which nobody honest sends")
         shape, handle = known
         try:
             thing = _thing(event, shape)
-        except msgspec.ValidationError as error:
+        except UNREADABLE as error:
             return Verdict(state=InboxState.REJECTED, reason=f"not the shape of {event.type}: {error}")
         return await handle(tx, event, thing)
 
@@ -140,6 +175,11 @@ async def find(conn: Reader, caller: Caller, event_id: str) -> Received:
     if found is None:
         raise NotFound("no provider event with this id")
     return found
+
+
+async def held(conn: Reader, *, limit: int) -> Sequence[Received]:
+    """Events that wait for an operator."""
+    return await store.events_page(conn, state=InboxState.HELD, before=None, limit=limit)
 
 
 async def page(

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -22,7 +22,7 @@ from nats.errors import Error as NatsError
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
-from penstock.kit.errors import Invalid
+from penstock.kit.errors import Invalid, Unauthenticated
 from penstock.kit.gather import Gatherer
 from penstock.serverless.errors import IdReused, NoFunction, QueueFull, TooManyWaiters
 from penstock.serverless.model import (
@@ -53,18 +53,34 @@ _KEPT_S: Final = 1.0
 _KEPT_MAX: Final = 10_000
 _FULL_S: Final = 0.05
 _LOOK_S: Final = 0.5
+#: With what the authenticator keeps (2 s), a caller outlives a credential by less than five seconds.
+_RECHECK_S: Final = 2.0
 _WAITERS_MAX: Final = 20_000
 _NULL: Final = msgspec.Raw(b"null")
+
+
+async def _always(_: Caller) -> bool:
+    """For processes where nobody waits."""
+    return True
 
 
 class Invoker:
     """The ingress of one process. `start` must have been called: answers come to an inbox of its own."""
 
-    def __init__(self, db: Database, bus: Bus, bytes_: Bytes, limits: Limits) -> None:
+    def __init__(
+        self,
+        db: Database,
+        bus: Bus,
+        bytes_: Bytes,
+        limits: Limits,
+        *,
+        still_valid: Callable[[Caller], Awaitable[bool]] = _always,
+    ) -> None:
         self._db = db
         self._bus = bus
         self._bytes = bytes_
         self._limits = limits
+        self._still_valid = still_valid
         self._adding = Gatherer(self._add, batch_max=_BATCH_MAX, at_once=2)
         self._functions: dict[tuple[str, str], tuple[float, Function]] = {}
         self._queues: dict[str, tuple[float, int]] = {}
@@ -101,10 +117,11 @@ class Invoker:
             return await self._refuse(await drafting.draft(self._bytes, caller, drafting.nobodys(caller, name), asked))
         draft = await self.draft(caller, function, asked)
         wait_s = self._limits.patience_s(request.timeoutSeconds) if request.mode is Mode.SYNC else 0.0
-        return await self.run(draft, wait_s=wait_s)
+        return await self.run(caller, draft, wait_s=wait_s)
 
-    async def run(self, draft: Draft, *, wait_s: float) -> InvocationAck | Result:
-        """Accept what `draft` made; with a wait, answer with the end when that comes in time."""
+    async def run(self, caller: Caller, draft: Draft, *, wait_s: float) -> InvocationAck | Result:
+        """Accept what `draft` made; with a wait, answer with the end when that comes in time. A caller whose credential
+        is revoked meanwhile is sent away; the invocation goes on."""
         if not wait_s:
             accepted = await self._accept(draft)
             return acknowledgement(accepted, await self._announce(draft, accepted))
@@ -118,11 +135,13 @@ class Invoker:
             accepted = await self._accept(draft)
             if accepted.existing is None:
                 await self._hint(draft, accepted)
-            return await self._wait(accepted, waiter, wait_s) or await self._unfinished(accepted)
+            return await self._wait(caller, accepted, waiter, wait_s) or await self._unfinished(accepted)
         finally:
             self._waiters.pop(token, None)
 
-    async def _wait(self, accepted: Accepted, waiter: "asyncio.Future[Result]", wait_s: float) -> Result | None:
+    async def _wait(
+        self, caller: Caller, accepted: Accepted, waiter: "asyncio.Future[Result]", wait_s: float
+    ) -> Result | None:
         """The end, told or found: whoever joins an invocation that others made is not told."""
         if accepted.existing is not None and accepted.existing.state in FINAL:
             return ended(accepted.existing)
@@ -133,7 +152,9 @@ class Invoker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, look_s)):
                     return await asyncio.shield(waiter)
-            look_s = min(look_s * 2, 5.0) if accepted.existing is None else look_s
+            if not await self._still_valid(caller):
+                raise Unauthenticated("the credential was revoked while its caller waited")
+            look_s = min(look_s * 2, _RECHECK_S) if accepted.existing is None else look_s
             if (found := await self.find(accepted.project_id, accepted.id)) and found.ended:
                 return ended(found)
         return None
