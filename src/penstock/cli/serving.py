@@ -15,6 +15,7 @@ from penstock.cli.errors import SERVER, CliError
 from penstock.cli.output import notice
 from penstock.cli.progress import Report, progress
 from penstock.cli.session import Session
+from penstock.cli.text import dollars
 from penstock.wire.rest import Function, OutputLine
 
 if TYPE_CHECKING:
@@ -40,11 +41,33 @@ def deploy(
     from penstock.sdk.deploying import deploy
 
     source = _read(file)
-    with session.client() as client, progress(f"reading {file}") as report:
-        done = deploy(client, source, only=name, report=report)
-        if not no_wait:
-            done = [_serving(client, each, time.monotonic() + timeout, report) for each in done]
+    notes: list[str] = []
+    try:
+        with session.client() as client, progress(f"reading {file}") as report:
+            done = deploy(client, source, only=name, report=report, note=notes.append)
+            if not no_wait:
+                done = [_serving(client, each, time.monotonic() + timeout, report) for each in done]
+            notes += _costs(client, done)
+    finally:
+        # After the spinner, which would draw over them.
+        for each in notes:
+            notice(each)
     session.output.items(done, COLUMNS)
+
+
+def _costs(client: "Client", done: Sequence[Function]) -> list[str]:
+    """What a worker of each function costs while nobody calls."""
+    prices = {sku.name: sku.price_microusd_per_gpu_hour for sku in client.skus.list()}
+    return [idle_cost(each, prices.get(each.definition.sku)) for each in done]
+
+
+def idle_cost(function: Function, price_microusd: int | None) -> str:
+    """How long an idle worker is kept, and what that costs."""
+    wanted = function.definition
+    price = "the price of its SKU" if price_microusd is None else f"{dollars(price_microusd * wanted.gpus)}/h"
+    kept = f"a worker is kept {wanted.idle_s:g} s after its last call and costs {price} meanwhile"
+    always = f"; {wanted.workers_min} of them always (workers_min)" if wanted.workers_min else ""
+    return f"{function.name}: {kept}; idle_s=… changes it{always}"
 
 
 def _read(file: Path) -> "Source":
@@ -60,8 +83,23 @@ def _read(file: Path) -> "Source":
         own = str(file.resolve().parent)
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(own)]
         where = f"line {frames[-1].lineno} of {Path(frames[-1].filename).name}: " if frames else ""
-        message = f"cannot import {file}: {where}{type(error).__name__}: {error}"
+        message = f"cannot import {file}: {where}{type(error).__name__}: {error}{_remedy(error)}"
         raise CliError(message, code="import_failed", field="file") from None
+
+
+def _remedy(error: Exception) -> str:
+    """What helps when the file needs a package that only its unit has."""
+    from penstock.sdk.functions import imports
+
+    if isinstance(error, ImportError):
+        return ". A package that only the unit has is imported in a block `with app.imports():` (after app = …)"
+    if isinstance(error, NameError) and imports.missing:
+        packages = ", ".join(dict.fromkeys(imports.missing))
+        return (
+            f". Names of {packages}, which is not installed here, exist only in the unit: use them inside functions;"
+            " for annotations, begin the file with `from __future__ import annotations`"
+        )
+    return ""
 
 
 def _serving(client: "Client", function: Function, until: float, report: Report) -> Function:
@@ -122,7 +160,7 @@ def _put(session: Session, client: "Client", source: "Source", served: dict[str,
 
     for _, made in source.functions():
         served.setdefault(made.name + DEVELOPMENT, False)
-    for each in deploy(client, source, suffix=DEVELOPMENT, report=notice):
+    for each in deploy(client, source, suffix=DEVELOPMENT, report=notice, note=notice):
         notice(f"{each.name} version {each.current_version}: {each.url}")
     _show_logs(session, [name for name, shown in served.items() if not shown])
     served.update(dict.fromkeys(served, True))

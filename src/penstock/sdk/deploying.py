@@ -22,7 +22,7 @@ from penstock.sdk.functions.app import App
 from penstock.sdk.functions.classes import Cls
 from penstock.sdk.functions.function import Function
 from penstock.sdk.functions.options import Options
-from penstock.sdk.packing import Archive, files, pack
+from penstock.sdk.packing import Archive, Walk, pack
 from penstock.wire import rest
 
 _TYPE: Final = "application/gzip"
@@ -100,14 +100,17 @@ def store(client: Client, app: App, archive: Archive) -> rest.CodeUse:
     return rest.CodeUse(object=key, sha256=archive.sha256, bytes=len(archive.content))
 
 
-def deploy(client: Client, source: Source, *, suffix: str = "", only: str = "", report: Report) -> list[rest.Function]:
-    """Put every function, or the one of that name; each is reported as it is done."""
+def deploy(
+    client: Client, source: Source, *, suffix: str = "", only: str = "", report: Report, note: Report
+) -> list[rest.Function]:
+    """Put every function, or the one of that name. `report` is told each step; `note` what is worth keeping: what was
+    packed, and what was left out of it."""
     chosen = [(app, made) for app, made in source.functions() if not only or _is_called(made, app, only)]
     if not chosen:
         known = ", ".join(made.name for _, made in source.functions())
         raise InvalidArgument(f"no function {only!r} in {source.file.name}; there are: {known}", field="name")
     report(f"packing {source.root}")
-    archive = pack(source.root)
+    archive = packed(source, note)
     done: list[rest.Function] = []
     for app, made in chosen:
         report(f"deploying {made.name}{suffix}")
@@ -116,6 +119,19 @@ def deploy(client: Client, source: Source, *, suffix: str = "", only: str = "", 
         body = definition(made.options, code=store(client, app, archive), handler=made.handler, runtime=runtime)
         done.append(client.functions.put(made.name + suffix, body))
     return done
+
+
+def packed(source: Source, note: Report) -> Archive:
+    """The archive of the file's folder, with the file in it."""
+    archive = pack(source.root)
+    for skipped in archive.skipped:
+        note(f"left out: {skipped}")
+    name = source.file.relative_to(source.root).as_posix()
+    if name not in archive.names:
+        raise InvalidArgument(f"{name} itself is left out: .gitignore or .penstockignore names it", field="file")
+    files = f"{archive.files} file{'s' if archive.files != 1 else ''}"
+    note(f"packed {files}, {archive.bytes:,} bytes ({len(archive.content):,} compressed)")
+    return archive
 
 
 def _is_called(made: Function | Cls, app: App, name: str) -> bool:
@@ -171,4 +187,4 @@ def definition(options: Options, *, code: rest.CodeUse, handler: str, runtime: s
 
 def stamps(root: Path) -> Mapping[str, tuple[int, int]]:
     """When each file that would be packed was changed, and its size: differs when something did."""
-    return {name: (file.stat().st_mtime_ns, file.stat().st_size) for name, file in files(root)}
+    return {name: (file.stat().st_mtime_ns, file.stat().st_size) for name, file in Walk(root)}

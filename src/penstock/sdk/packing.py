@@ -1,140 +1,124 @@
 """Packs a folder of code into an archive: the same files always make the same bytes, and so the same digest.
 
-What is left out: folders of tools and caches, and whatever `.gitignore` and `.penstockignore` in the folder itself
-name. A link is packed as the file that it leads to, which must lie in the folder too.
+Left out is what `ignoring` says. A link is packed as what it leads to, if that lies in the folder and is not left out
+itself; any other link is left out, and told.
 """
 
 import gzip
 import hashlib
 import io
 import os
-import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from penstock.sdk.errors import InvalidArgument
+from penstock.sdk.ignoring import Ignored
 from penstock.wire.archives import BYTES_MAX, FILES_MAX
 
 #: The same on every node, whatever the caller's own.
 _PLAIN, _RUNNABLE = 0o644, 0o755
 _LEVEL: Final = 6
-_ALWAYS: Final = (
-    *(".git/", ".hg/", ".svn/", ".venv/", "venv/", "__pycache__/", "*.pyc", ".DS_Store", "node_modules/"),
-    *(".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".tox/", ".nox/", ".idea/", ".vscode/", "*.egg-info/"),
-)
-_IGNORES: Final = (".gitignore", ".penstockignore")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A tar.gz in memory."""
+    """A tar.gz in memory. `bytes` is the size of its files; `skipped` says which links were left out, and why."""
 
     content: bytes
     sha256: str
-    files: int
+    names: frozenset[str]
+    bytes: int
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> int:
+        """How many files are in it."""
+        return len(self.names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    pattern: re.Pattern[str]
-    excludes: bool
-    folders_only: bool
+class Walk:
+    """The files of a folder that are packed, in order. `skipped` grows while it is iterated."""
 
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self.skipped: list[str] = []
+        self._ignored = Ignored(self.root)
 
-class Ignored:
-    """The rules of a folder; as in git, the last one that matches counts."""
+    def __iter__(self) -> Iterator[tuple[str, Path]]:
+        """Each path below the root, and the file that has its content."""
+        return self._walk(self.root, "", (self.root,))
 
-    def __init__(self, lines: Sequence[str]) -> None:
-        self._rules = [rule for line in lines if (rule := _rule(line)) is not None]
+    def _walk(self, folder: Path, below: str, chain: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
+        """`folder` is real; `below` is how paths in it are called; `chain` are the folders on the way to it."""
+        if len(chain) > 1:
+            self._ignored.enter(folder)
+        for entry in sorted(os.scandir(folder), key=lambda each: each.name):
+            path, name = folder / entry.name, below + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if self._ignored(path, is_folder=is_folder):
+                continue
+            real = self._followed(path, name, chain) if entry.is_symlink() else path
+            if real is None:
+                continue
+            if real.is_dir():
+                yield from self._walk(real, f"{name}/", (*chain, real))
+            elif real.is_file():
+                yield name, real
+            else:
+                self.skipped.append(f"{name} is not a file")
 
-    def __call__(self, path: str, *, folder: bool) -> bool:
-        """Whether the path below the root is left out."""
-        found = False
-        for rule in self._rules:
-            if (folder or not rule.folders_only) and rule.pattern.fullmatch(path):
-                found = rule.excludes
-        return found
+    def _followed(self, link: Path, name: str, chain: tuple[Path, ...]) -> Path | None:
+        """What a link leads to; None if it stays out."""
+        real = link.resolve()
+        why = ""
+        if not real.exists():
+            why = "leads to nothing"
+        elif not real.is_relative_to(self.root):
+            why = "leads out of the folder"
+        elif real in chain:
+            why = "leads back to a folder that it is in"
+        elif self._hidden(real):
+            why = "leads to a file that is left out"
+        if why:
+            self.skipped.append(f"{name} is a link that {why}")
+        return None if why else real
 
-
-def _rule(line: str) -> _Rule | None:
-    text = line.rstrip()
-    if not text or text.startswith("#"):
-        return None
-    excludes = not text.startswith("!")
-    text = text.removeprefix("!")
-    folders_only, text = text.endswith("/"), text.rstrip("/")
-    anchored, text = "/" in text, text.lstrip("/")
-    return _Rule(re.compile(("" if anchored else "(?:.*/)?") + _translated(text)), excludes, folders_only)
-
-
-def _translated(glob: str) -> str:
-    """A pattern of git's as a regular expression."""
-    parts: list[str] = []
-    for token in re.findall(r"\*\*/|/\*\*$|\*\*|\*|\?|\[[^]]{1,255}\]|\\.|.", glob):
-        known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        if token in known:
-            parts.append(known[token])
-        elif token.startswith("[") and len(token) > 1:
-            parts.append("[" + token[1:-1].replace("!", "^", 1).replace("\\", "\\\\") + "]")
-        else:
-            parts.append(re.escape(token.removeprefix("\\") or token))
-    return "".join(parts)
-
-
-def ignored(root: Path) -> Ignored:
-    """The rules for this folder."""
-    lines = [*_ALWAYS]
-    for name in _IGNORES:
-        file = root / name
-        if file.is_file():
-            lines += file.read_text(errors="replace").splitlines()
-    return Ignored(lines)
-
-
-def files(root: Path) -> Iterator[tuple[str, Path]]:
-    """What is packed: each path below the root and the file, in order."""
-    rules = ignored(root)
-    for folder, names, leaves in os.walk(root):
-        base = Path(folder).relative_to(root).as_posix()
-        below = "" if base == "." else f"{base}/"
-        names[:] = sorted(name for name in names if not rules(below + name, folder=True))
-        for name in names:
-            if (Path(folder) / name).is_symlink():
-                raise InvalidArgument(
-                    f"{below}{name} is a link to a folder; leave it out by .penstockignore", field="file"
-                )
-        for name in sorted(leaves):
-            if not rules(below + name, folder=False):
-                yield below + name, _real(root, Path(folder) / name)
-
-
-def _real(root: Path, file: Path) -> Path:
-    real = file.resolve()
-    if not real.is_file() or not real.is_relative_to(root.resolve()):
-        name = file.relative_to(root)
-        raise InvalidArgument(f"{name} is no file in the folder; leave it out by .penstockignore", field="file")
-    return real
+    def _hidden(self, real: Path) -> bool:
+        """Whether the path or a folder above it is left out."""
+        parts = [real, *(each for each in real.parents if each.is_relative_to(self.root) and each != self.root)]
+        for folder in reversed(parts[1:]):
+            self._ignored.enter(folder)
+        return any(self._ignored(each, is_folder=each.is_dir()) for each in parts)
 
 
 def pack(root: Path) -> Archive:
     """The folder's code. InvalidArgument when it is too much."""
     plain = io.BytesIO()
-    count = size = 0
+    names: set[str] = set()
+    size = 0
+    walk = Walk(root)
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, file in sorted(files(root)):
-            count, size = count + 1, size + file.stat().st_size
-            if size > BYTES_MAX or count > FILES_MAX:
+        for name, file in walk:
+            names.add(name)
+            size += file.stat().st_size
+            if size > BYTES_MAX or len(names) > FILES_MAX:
                 raise _too_much(root)
             _add(tar, name, file)
     content = gzip.compress(plain.getvalue(), _LEVEL, mtime=0)
-    return Archive(content=content, sha256=hashlib.sha256(content).hexdigest(), files=count)
+    digest = hashlib.sha256(content).hexdigest()
+    return Archive(
+        content=content, sha256=digest, names=frozenset(names), bytes=size, skipped=tuple(sorted(set(walk.skipped)))
+    )
 
 
 def _add(tar: tarfile.TarFile, name: str, file: Path) -> None:
-    content = file.read_bytes()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InvalidArgument(f"{name} cannot be read: {error.strerror}", field="file") from error
     info = tarfile.TarInfo(name)
     info.size = len(content)
     info.mode = _RUNNABLE if file.stat().st_mode & 0o100 else _PLAIN
@@ -142,7 +126,7 @@ def _add(tar: tarfile.TarFile, name: str, file: Path) -> None:
 
 
 def _too_much(root: Path) -> InvalidArgument:
-    largest = sorted(((file.stat().st_size, name) for name, file in files(root)), reverse=True)[:3]
+    largest = sorted(((file.stat().st_size, name) for name, file in Walk(root)), reverse=True)[:3]
     named = ", ".join(f"{name} ({size >> 10} KiB)" for size, name in largest)
     return InvalidArgument(
         f"the code in {root} is more than {BYTES_MAX >> 20} MB or {FILES_MAX} files; the largest: {named}. "

@@ -16,6 +16,7 @@ FILES: Final = (
     "penstock/sdk/functions/classes.py",
     "penstock/sdk/functions/errors.py",
     "penstock/sdk/functions/function.py",
+    "penstock/sdk/functions/imports.py",
     "penstock/sdk/functions/invocation.py",
     "penstock/sdk/functions/options.py",
     "penstock/sdk/functions/outcome.py",

@@ -17,7 +17,7 @@ from penstock.sdk.packing import pack
 from scripted_api import Handler, ScriptedApi, error_answer, json_answer
 
 from .answers import page
-from .cases import OBJECT
+from .cases import OBJECT, SKU
 from .conftest import Cli
 from .functioncases import FUNCTION, INVOCATION, LINE
 
@@ -67,6 +67,7 @@ def key(file: Path) -> str:
 def takes(api: ScriptedApi, file: Path, suffix: str = "") -> None:
     """The server takes the code and the functions; new versions serve at the third look."""
     api.on("GET", "/objects", json_answer(page([])))
+    api.on("GET", "/skus", json_answer(page([SKU | {"name": "g1.1", "price_microusd_per_gpu_hour": 2_500_000}])))
     api.on("PUT", f"/objects/{key(file)}", json_answer(OBJECT))
     for name in NAMES:
         now, later = FUNCTION | {"name": name + suffix, "serving_version": 2}, FUNCTION | {"name": name + suffix}
@@ -108,6 +109,62 @@ def test_code_that_is_there_is_not_sent_again_and_one_function_may_be_chosen(
     assert run(cli, "fn", "deploy", str(file), "--name", "price", "--no-wait", "-o", "json") == 0
     assert [item["name"] for item in json.loads(capfd.readouterr().out)["items"]] == ["shop-price"]
     assert not [seen for seen in api.seen if seen.method == "PUT" and "/objects/" in seen.path]
+
+
+def test_deploy_says_what_was_packed_and_what_idle_workers_cost(
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    (file.parent / ".env").write_text("KEY=secret")
+    (file.parent / "away").symlink_to("/")
+    takes(api, file)
+    assert run(cli, "fn", "deploy", str(file), "--no-wait") == 0, capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert f"packed 1 file, {len(SOURCE)} bytes (" in said
+    assert "left out: away is a link that leads out of the folder" in said
+    kept = "a worker is kept 300 s after its last call and costs $2.50/h meanwhile; idle_s=… changes it"
+    assert f"shop-price: {kept}" in said
+
+
+def test_a_file_that_is_ignored_itself_is_not_deployed(
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    (file.parent / ".gitignore").write_text("shop.py\n")
+    assert run(cli, "fn", "deploy", str(file)) == 1
+    assert "shop.py itself is left out" in capfd.readouterr().err
+
+
+def test_a_file_may_import_what_only_the_unit_has(
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    block = 'app = penstock.App("shop")\nwith app.imports():\n    import nothing_like_this as nothing\n'
+    file.write_text(SOURCE.replace('app = penstock.App("shop")', block))
+    takes(api, file)
+    assert run(cli, "fn", "deploy", str(file), "--no-wait") == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import nothing_like_this\n", "in a block `with app.imports():`"),
+        (
+            (
+                "import penstock\napp = penstock.App('x')\nwith app.imports():\n    import nothing_like_this as np\n"
+                "def f(x: np.ndarray): ...\n"
+            ),
+            "from __future__ import annotations",
+        ),
+    ],
+)
+def test_a_failing_import_comes_with_its_remedy(
+    api: ScriptedApi, cli: Cli, file: Path, source: str, says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cli.logged_in(api)
+    file.write_text(source)
+    assert run(cli, "fn", "deploy", str(file)) == 1
+    assert says in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

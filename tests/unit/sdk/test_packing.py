@@ -9,16 +9,20 @@ import pytest
 
 from penstock.sdk import packing
 from penstock.sdk.errors import InvalidArgument
-from penstock.sdk.packing import Ignored, pack
+from penstock.sdk.packing import pack
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     root = tmp_path / "code"
-    for name in ("main.py", "lib/one.py", "lib/two.py", "data/big.bin", ".git/config", "lib/__pycache__/one.pyc"):
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(name)
+    write(root, "main.py", "lib/one.py", "lib/two.py", "data/big.bin", ".git/config", "lib/__pycache__/one.pyc")
     return root
 
 
@@ -44,42 +48,81 @@ def test_tools_and_ignored_files_are_left_out(folder: Path) -> None:
     assert names(pack(folder).content) == ["lib/two.py", "main.py"]
 
 
-@pytest.mark.parametrize(
-    ("rule", "path", "out"),
-    [
-        ("*.log", "a/b/c.log", True),
-        ("*.log", "c.logs", False),
-        ("/top.py", "top.py", True),
-        ("/top.py", "a/top.py", False),
-        ("a/*.py", "a/x.py", True),
-        ("a/*.py", "a/b/x.py", False),
-        ("a/**/x.py", "a/b/c/x.py", True),
-        ("a/**/x.py", "a/x.py", True),
-        ("**/x", "deep/er/x", True),
-        ("logs/**", "logs/a/b", True),
-        ("data?.bin", "data1.bin", True),
-        ("data[0-3].bin", "data4.bin", False),
-        ("data[!0-3].bin", "data4.bin", True),
-        (r"\#x", "#x", True),
-        ("a.b", "aXb", False),
-        ("build/", "build", False),
-    ],
-)
-def test_patterns_are_those_of_git(rule: str, path: str, out: bool) -> None:
-    assert Ignored([rule])(path, folder=False) is out
+def test_files_and_bytes_are_counted(folder: Path) -> None:
+    made = pack(folder)
+    assert made.files == 4
+    assert made.bytes == sum(len(name) for name in ("data/big.bin", "lib/one.py", "lib/two.py", "main.py"))
 
 
-def test_links_stay_in_the_folder(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".env", ".env.local", ".envrc", "deep/er/.env", ".venv/lib/x.py", "a/.git/config"])
+def test_secrets_and_history_never_come_along(folder: Path, name: str) -> None:
+    write(folder, name)
+    (folder / ".penstockignore").write_text("!.env*\n!.venv\n!.git\n")
+    assert name not in names(pack(folder).content)
+
+
+def test_rules_of_nested_folders_count_below_them(folder: Path) -> None:
+    write(folder, "lib/notes.txt", "lib/deep/notes.txt", "notes.txt", "lib/deep/kept.txt")
+    (folder / ".gitignore").write_text("kept.txt\n")
+    (folder / "lib/.gitignore").write_text("notes.txt\n")
+    (folder / "lib/deep/.gitignore").write_text("!kept.txt\n/notes.txt\n")
+    found = names(pack(folder).content)
+    assert "notes.txt" in found
+    assert "lib/deep/kept.txt" in found
+    assert not {"lib/notes.txt", "lib/deep/notes.txt"} & set(found)
+
+
+def test_rules_of_the_repository_above_count(tmp_path: Path) -> None:
+    write(tmp_path, "repo/.git/HEAD", "repo/app/main.py", "repo/app/secret.txt", "repo/app/big.bin", "repo/app/x/y.log")
+    (tmp_path / "repo/.gitignore").write_text("secret.txt\napp/x/*.log\n")
+    (tmp_path / "repo/.git/info").mkdir()
+    (tmp_path / "repo/.git/info/exclude").write_text("*.bin\n")
+    assert names(pack(tmp_path / "repo/app").content) == ["main.py"]
+
+
+def test_a_folder_that_its_repository_ignores_can_be_deployed(tmp_path: Path) -> None:
+    write(tmp_path, "repo/.git/HEAD", "repo/scratch/main.py")
+    (tmp_path / "repo/.gitignore").write_text("scratch/\n")
+    assert names(pack(tmp_path / "repo/scratch").content) == ["main.py"]
+
+
+def test_nothing_comes_back_below_an_excluded_folder(folder: Path) -> None:
+    (folder / ".gitignore").write_text("data/\n!data/big.bin\n")
+    assert "data/big.bin" not in names(pack(folder).content)
+
+
+def test_links_are_followed_within_the_folder(folder: Path) -> None:
     (folder / "again.py").symlink_to("main.py")
-    assert "again.py" in names(pack(folder).content)
-    (folder / "out.py").symlink_to(tmp_path / "elsewhere.py")
+    (folder / "library").symlink_to("lib")
+    found = pack(folder)
+    assert {"again.py", "library/one.py", "library/two.py"} <= found.names
+    assert not found.skipped
+
+
+def test_other_links_are_left_out_with_a_word(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere.py").write_text("secret")
-    with pytest.raises(InvalidArgument, match=r"out\.py is no file in the folder"):
-        pack(folder)
-    (folder / "out.py").unlink()
-    (folder / "there").symlink_to(tmp_path)
-    with pytest.raises(InvalidArgument, match="link to a folder"):
-        pack(folder)
+    (folder / ".env").write_text("KEY=1")
+    (folder / "lib/up").symlink_to("..")
+    (folder / "lib/out.py").symlink_to(tmp_path / "elsewhere.py")
+    (folder / "gone.py").symlink_to("nowhere.py")
+    (folder / "settings.txt").symlink_to(".env")
+    (folder / "away").symlink_to(tmp_path)
+    (folder / "history").symlink_to(".git")
+    found = pack(folder)
+    assert names(found.content) == ["data/big.bin", "lib/one.py", "lib/two.py", "main.py"]
+    assert found.skipped == (
+        "away is a link that leads out of the folder",
+        "gone.py is a link that leads to nothing",
+        "history is a link that leads to a file that is left out",
+        "lib/out.py is a link that leads out of the folder",
+        "lib/up is a link that leads back to a folder that it is in",
+        "settings.txt is a link that leads to a file that is left out",
+    )
+
+
+def test_a_pipe_is_left_out_with_a_word(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    assert pack(folder).skipped == ("pipe is not a file",)
 
 
 def test_too_much_is_refused_with_the_largest_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

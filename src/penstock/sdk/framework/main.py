@@ -17,7 +17,7 @@ from penstock.sdk.framework import capture, failures
 from penstock.sdk.framework.connection import Connection
 from penstock.sdk.framework.handler import Handler, put_first
 from penstock.sdk.framework.server import Framework, end_process
-from penstock.sdk.functions import invocation, transport
+from penstock.sdk.functions import imports, invocation, transport
 
 _SOCKET = "/tmp/serverless-framework/framework.sock"  # noqa: S108 - the unit's own, by contract
 _SOCKET_BYTES_MAX = 107
@@ -33,6 +33,7 @@ def main() -> None:
     """Runs until the unit ends."""
     environ = os.environ
     capture.install()
+    imports.inside()
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     handler = Handler()

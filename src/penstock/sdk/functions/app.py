@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.sdk.functions.classes import Cls
 from penstock.sdk.functions.function import Function
+from penstock.sdk.functions.imports import Imports
 from penstock.sdk.functions.options import Options, deployed_name
 
 #: How the names of functions end while somebody works on them, beside those that are deployed for good.
@@ -48,6 +49,14 @@ class App:
             return made
 
         return decorate
+
+    def imports(self) -> Imports:
+        """A block of imports of packages that only the unit has.
+
+        >>> with app.imports():
+        ...     import numpy as np
+        """
+        return Imports()
 
     def develop(self) -> None:
         """Mean the functions that are deployed under names for development when they are called."""

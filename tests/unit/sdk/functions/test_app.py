@@ -10,6 +10,7 @@ import pytest
 import penstock
 from penstock.sdk import tenant
 from penstock.sdk.deploying import definition
+from penstock.sdk.functions import imports
 from penstock.sdk.functions.options import Cron, Options
 from penstock.wire import rest
 
@@ -155,3 +156,18 @@ def test_the_units_files_are_all_named_and_of_python_3_10() -> None:
     assert there <= named
     for content in tenant.sources().values():
         ast.parse(content, feature_version=(3, 10))
+
+
+def test_a_block_of_imports_passes_over_what_is_missing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "missing", [])
+    with app.imports():
+        import nothing_like_this  # noqa: F401  # pyright: ignore[reportMissingImports]
+    assert imports.missing == ["nothing_like_this"]
+    with pytest.raises(ValueError, match="mine"), app.imports():
+        raise ValueError("mine")
+
+
+def test_a_block_of_imports_is_real_in_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imports, "_inside", [True])
+    with pytest.raises(ModuleNotFoundError), app.imports():
+        import nothing_like_this  # noqa: F401  # pyright: ignore[reportMissingImports]

@@ -1,0 +1,89 @@
+"""Files of a folder that are left out of an archive: what git ignores, what `.penstockignore` names, tools, secrets.
+
+Rules are those of `.gitignore` (the `pathspec` library reads them). A deeper file of rules counts more than one above
+it, and `.penstockignore` more than `.gitignore` beside it. Nothing below an excluded folder comes back.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pathspec import GitIgnoreSpec
+
+#: No rule brings these back: history, environments, caches and files of secrets.
+NEVER: Final = (".git", ".hg", ".svn", ".venv", "__pycache__", "*.pyc", ".env*")
+#: Left out unless a rule brings them back.
+DEFAULTS: Final = (
+    *("venv/", "node_modules/", ".DS_Store", "*.egg-info/", ".idea/", ".vscode/"),
+    *(".mypy_cache/", ".ruff_cache/", ".pytest_cache/", ".tox/", ".nox/"),
+)
+_FILES: Final = (".gitignore", ".penstockignore")
+_RULES_BYTES_MAX: Final = 1 << 20
+_never: Final = GitIgnoreSpec.from_lines(NEVER)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of one file, for paths below its folder."""
+
+    folder: Path
+    spec: GitIgnoreSpec
+
+    def verdict(self, path: Path, *, is_folder: bool) -> bool | None:
+        """Whether the path is excluded (True) or brought back (False); None where no rule matches."""
+        name = path.relative_to(self.folder).as_posix()
+        return self.spec.check_file(f"{name}/" if is_folder else name).include
+
+
+class Ignored:
+    """The rules of a folder and of everything below it. The folder of a repository is subject to all rules above it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._rules = [Rules(root, GitIgnoreSpec.from_lines(DEFAULTS)), *_above(root), *_of(root)]
+
+    def enter(self, folder: Path) -> None:
+        """Take up the rules in a folder below the root, before anything in it is asked about."""
+        self._rules += _of(folder)
+
+    def __call__(self, path: Path, *, is_folder: bool) -> bool:
+        """Whether the path is left out."""
+        name = path.relative_to(self._root).as_posix()
+        if _never.match_file(name):
+            return True
+        return _excluded(self._rules, path, is_folder=is_folder)
+
+
+def _excluded(rules: list[Rules], path: Path, *, is_folder: bool) -> bool:
+    """By the last file of rules that has a matching one."""
+    for each in reversed(rules):
+        if path.is_relative_to(each.folder) and path != each.folder:
+            verdict = each.verdict(path, is_folder=is_folder)
+            if verdict is not None:
+                return verdict
+    return False
+
+
+def _of(folder: Path) -> list[Rules]:
+    return [made for name in _FILES if (made := _read(folder, folder / name)) is not None]
+
+
+def _read(folder: Path, file: Path) -> Rules | None:
+    if not file.is_file():
+        return None
+    with file.open("rb") as opened:
+        text = opened.read(_RULES_BYTES_MAX).decode(errors="replace")
+    return Rules(folder, GitIgnoreSpec.from_lines(text.splitlines()))
+
+
+def _above(root: Path) -> list[Rules]:
+    """The rules of the repository that the folder is part of. A folder that they exclude as a whole was chosen all the
+    same: they do not count for it."""
+    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if top is None:
+        return []
+    own = _read(top, top / ".git" / "info" / "exclude")
+    folders = [folder for folder in reversed(root.parents) if folder.is_relative_to(top)]
+    rules = [*([own] if own else []), *(each for folder in folders if (each := _read(folder, folder / ".gitignore")))]
+    inside = [folder for folder in (*reversed(root.parents), root) if folder.is_relative_to(top) and folder != top]
+    return [] if any(_excluded(rules, folder, is_folder=True) for folder in inside) else rules
