@@ -9,12 +9,14 @@ from pathlib import Path
 
 from penstock.kit.ids import new_id
 from penstock.node import cgroups, runtimes, sandbox
-from penstock.node.builder import Budget, Builder, Source, find_installer, shown
+from penstock.node.builder import Budget, Builder, shown
 from penstock.node.codes import Codes
 from penstock.node.environments import Environments
+from penstock.node.installer import Installer, Source, find_installer
 from penstock.node.inventory import Simulated
 from penstock.node.journal import Journal
 from penstock.node.logs import Forwarder
+from penstock.node.resolver import Resolver
 from penstock.node.serving import Sidecar, Workers
 from penstock.node.units import Units
 from penstock.wire import locks
@@ -59,6 +61,7 @@ class Host:
     logs: Forwarder
     inventory: Simulated
     builder: Builder | None = None
+    resolver: Resolver | None = None
 
     @staticmethod
     def open(
@@ -107,17 +110,10 @@ class Host:
             on_stage=on_stage,
         )
         built.in_use = units.runtimes_in_use
-        builder = Builder(
-            images=runtime,
-            environments=built,
-            driver=driver,
-            installer=find_installer(),
-            source=source,
-            budget=budget,
-            uid=uids.stop if uids else None,
-            on_stage=on_stage,
-        )
-        return Host(folder, journal, units, logs, inventory, builder)
+        installer = Installer(uv=find_installer(), driver=driver, source=source, uid=uids.stop if uids else None)
+        builder = Builder(images=runtime, environments=built, installer=installer, budget=budget, on_stage=on_stage)
+        resolver = Resolver(images=runtime, environments=built, installer=installer)
+        return Host(folder, journal, units, logs, inventory, builder, resolver)
 
     async def close(self) -> None:
         """Let go, as a stopped agent does: units stay."""

@@ -8,13 +8,20 @@ import zipfile
 from pathlib import Path
 
 
-def wheel(folder: Path, name: str = "tiny", version: str = "1.0", files: dict[str, str] | None = None) -> str:
+def wheel(
+    folder: Path,
+    name: str = "tiny",
+    version: str = "1.0",
+    files: dict[str, str] | None = None,
+    needs: tuple[str, ...] = (),
+) -> str:
     """Write a wheel into the folder; its line of a lock."""
+    required = "".join(f"Requires-Dist: {each}\n" for each in needs)
     info = f"{name}-{version}.dist-info"
     content = {
         f"{name}/__init__.py": f"VERSION = {version!r}\n",
         **(files or {}),
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name}-say = {name}:say\n",
     }

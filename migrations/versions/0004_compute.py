@@ -211,6 +211,28 @@ STATEMENTS = (
     )
     """,
     "create index runtimes_digest on compute.runtimes (digest)",
+    # Requirements by name and the lock that a node made of them. The newest that succeeded answers the same text again.
+    """
+    create table compute.resolutions (
+        id text primary key,
+        project_id text not null,
+        base text not null,
+        requirements text not null,
+        state text not null default 'queued' check (state in ('queued', 'running', 'succeeded', 'failed')),
+        lock text not null default '',
+        python text not null default '',
+        error_code text not null default '',
+        error text not null default '',
+        task_id text,
+        nodes_tried text[] not null default '{}',
+        correlation_id text not null,
+        created_by text not null,
+        created_at timestamptz not null default clock_timestamp(),
+        finished_at timestamptz
+    )
+    """,
+    "create index resolutions_text on compute.resolutions (project_id, base, md5(requirements), created_at)",
+    "create index resolutions_open on compute.resolutions (created_at) where finished_at is null",
     "create index allocations_runtime on compute.allocations (runtime) where ended_at is null and runtime <> ''",
     """
     create view compute.quota_use as

@@ -1,14 +1,18 @@
-"""Environments of the project: a base image with the packages of a lock file."""
+"""Environments of the project: a base image with packages, by name or by a lock file."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli.errors import CliError
 from penstock.cli.output import Column, Format, notice
+from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Runtime
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
 
 app = group("runtime", "Environments: an image with the packages of a lock file.")
 
@@ -28,23 +32,53 @@ COLUMNS: list[Column[Runtime]] = [
 RuntimeName = Annotated[str, typer.Argument(help="The environment's name.")]
 
 
-@command(app, "put", example="penstock runtime put vision --lock requirements.lock")
+@command(app, "put", example="penstock runtime put vision --package numpy --package 'pillow>=11'")
 def put(
     session: Session,
     name: RuntimeName,
+    package: Annotated[list[str] | None, typer.Option(help="A package by name; may be given again.")] = None,
+    requirements: Annotated[
+        Path | None, typer.Option("--requirements", "-r", metavar="FILE", help="Packages by name, one to a line.")
+    ] = None,
     lock: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="FILE",
             help="A requirements file with hashes, as `uv pip compile --generate-hashes` writes it.",
         ),
-    ],
+    ] = None,
     base: Annotated[str, typer.Option(help="The image that the packages come on top of.")] = "python:3",
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Resolve packages by name anew.")] = False,
 ) -> None:
-    """Define or change an environment. Allocations keep the one that they were made with."""
-    text = _read(lock)
+    """Define or change an environment. Packages by name are resolved to a lock by the servers. Allocations keep the
+    environment that they were made with."""
+    text = _given(package or [], requirements, lock)
     with session.client() as client:
+        if lock is None:
+            text = _resolved(client, text, base, upgrade=upgrade)
         session.output.item(client.runtimes.put(name, text, base=base), COLUMNS)
+
+
+def _given(packages: list[str], requirements: Path | None, lock: Path | None) -> str:
+    """The text of the one thing that was given."""
+    from penstock.sdk.resolving import text_of
+
+    if sum((bool(packages), requirements is not None, lock is not None)) != 1:
+        raise CliError("give one of --package, --requirements and --lock", field="--lock")
+    if requirements is not None:
+        return _read(requirements, "--requirements")
+    return _read(lock, "--lock") if lock is not None else text_of(packages)
+
+
+def _resolved(client: "Client", text: str, base: str, *, upgrade: bool) -> str:
+    from penstock.sdk.resolving import resolved
+
+    notes: list[str] = []
+    with progress("resolving") as report:
+        made = resolved(client, text, base=base, upgrade=upgrade, report=report, note=notes.append)
+    for note in notes:
+        notice(note)
+    return made
 
 
 @command(app, "list", example="penstock runtime list")
@@ -74,15 +108,15 @@ def delete(session: Session, name: RuntimeName) -> None:
     notice(f"deleted {name}")
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, field: str) -> str:
     try:
         with file.open("rb") as opened:
             content = opened.read(_LOCK_BYTES_MAX + 1)
     except OSError as error:
-        raise CliError(f"cannot read {file}: {error.strerror}", field="--lock") from error
+        raise CliError(f"cannot read {file}: {error.strerror}", field=field) from error
     if len(content) > _LOCK_BYTES_MAX:
-        raise CliError(f"{file} has more than {_LOCK_BYTES_MAX} bytes", field="--lock")
+        raise CliError(f"{file} has more than {_LOCK_BYTES_MAX} bytes", field=field)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise CliError(f"{file} is not text in UTF-8", field="--lock") from error
+        raise CliError(f"{file} is not text in UTF-8", field=field) from error

@@ -35,6 +35,7 @@ def deploy(
     name: Annotated[str, typer.Option(help="Only this function of the app.")] = "",
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the new version serves.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait at most.")] = _WAIT_S,
+    upgrade: Annotated[bool, typer.Option("--upgrade", help="Resolve packages by name anew.")] = False,
 ) -> None:
     """Deploy the functions of a file. Calls go to the old version until the new one has a worker."""
     from penstock.cli.functions import COLUMNS
@@ -44,7 +45,7 @@ def deploy(
     notes: list[str] = []
     try:
         with session.client() as client, progress(f"reading {file}") as report:
-            done = deploy(client, source, only=name, report=report, note=notes.append)
+            done = deploy(client, source, only=name, upgrade=upgrade, report=report, note=notes.append)
             if not no_wait:
                 done = [_serving(client, each, time.monotonic() + timeout, report) for each in done]
             notes += _costs(client, done)

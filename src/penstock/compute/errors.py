@@ -73,6 +73,25 @@ class BadLock(Invalid):
     code = "compute.bad_lock"
 
 
+class BadRequirements(Invalid):
+    """The requirements name something else than packages."""
+
+    code = "compute.bad_requirements"
+
+
+class TooManyResolutions(PenstockError):
+    """As many requirements of the project are being resolved as may be at once."""
+
+    kind = Kind.EXHAUSTED
+    code = "compute.too_many_resolutions"
+
+
+class RuntimeNamedByDigest(Conflict):
+    """The name says which lock it means, and versions of functions rely on it."""
+
+    code = "compute.runtime_named_by_digest"
+
+
 class UnknownRuntime(Invalid):
     """The project has no such environment."""
 

@@ -225,6 +225,35 @@ class Runtime:
     updated_at: datetime
 
 
+class ResolutionState(StrEnum):
+    """How far requirements are on their way to a lock."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """Requirements by name, and the lock that a node made of them for the Python of the base."""
+
+    id: str
+    project_id: str
+    base: str
+    requirements: str
+    state: ResolutionState
+    lock: str
+    python: str
+    error_code: str
+    error: str
+    task_id: str | None
+    nodes_tried: list[str]
+    correlation_id: str
+    created_at: datetime
+    finished_at: datetime | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """What a request asks for, with price and limits as they are when it is made.

@@ -12,7 +12,7 @@ from litestar.params import QueryParameter
 from penstock.compute import schemas
 from penstock.compute.model import Limits, Shape, State
 from penstock.compute.ports import Funds, Handoffs, Projects, Secrets
-from penstock.compute.service import catalogue, egress, read, runtimes, stock
+from penstock.compute.service import catalogue, egress, read, resolutions, runtimes, stock
 from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
 from penstock.compute.service.read import Filter
@@ -48,6 +48,7 @@ def router(
             *_sku_routes(db),
             *_quota_routes(Quotas(projects, limits), db),
             *_runtime_routes(db),
+            *_resolution_routes(db),
             *_egress_routes(db),
             *_stock_routes(db),
         ],
@@ -197,6 +198,25 @@ def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
             await runtimes.delete(tx, caller, name)
 
     return [list_runtimes, get_runtime, put_runtime, delete_runtime]
+
+
+def _resolution_routes(db: Database) -> Sequence[HTTPRouteHandler]:
+    @post("/resolutions", operation_id="createResolution", status_code=202)
+    async def create_resolution(caller: Caller, data: rest.ResolutionCreate) -> rest.Resolution:
+        """Have packages by name resolved to a lock with hashes, by a node and from the operator's index. Ask for it by
+        its id until its state is `succeeded` or `failed`."""
+        wanted = resolutions.check(caller, data)
+        async with db.transaction() as tx:
+            return schemas.resolution(await resolutions.request(tx, caller, wanted, upgrade=data.upgrade))
+
+    @get("/resolutions/{resolution_id:str}", operation_id="getResolution")
+    async def get_resolution(caller: Caller, resolution_id: str) -> rest.Resolution:
+        """How far a resolution is, and its lock when it succeeded."""
+        wanted = http.path_id("rsl", resolution_id)
+        async with db.read() as conn:
+            return schemas.resolution(await resolutions.get(conn, caller, wanted))
+
+    return [create_resolution, get_resolution]
 
 
 def _egress_routes(db: Database) -> Sequence[HTTPRouteHandler]:

@@ -1,6 +1,6 @@
 """Values of the model as bodies of the REST API."""
 
-from penstock.compute.model import FINAL, Allocation, Move, Runtime
+from penstock.compute.model import FINAL, Allocation, Move, Resolution, Runtime
 from penstock.compute.service.catalogue import Offer, Quota
 from penstock.compute.service.stock import Standing
 from penstock.wire import rest
@@ -96,4 +96,20 @@ def runtime(it: Runtime) -> rest.Runtime:
         created_at=it.created_at,
         updated_at=it.updated_at,
         lock=it.lock,
+    )
+
+
+def resolution(it: Resolution) -> rest.Resolution:
+    """Requirements and what became of them."""
+    return rest.Resolution(
+        id=it.id,
+        state=it.state.value,
+        base=it.base,
+        requirements=it.requirements,
+        python=it.python,
+        lock=it.lock,
+        error_code=it.error_code,
+        error=it.error,
+        created_at=it.created_at,
+        finished_at=it.finished_at,
     )

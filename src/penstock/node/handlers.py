@@ -8,12 +8,14 @@ from pathlib import Path
 from penstock.node.builder import Builder
 from penstock.node.health import Health
 from penstock.node.inventory import Inventory
+from penstock.node.resolver import Resolver
 from penstock.node.tasks import Handler
 from penstock.node.units import Units
 from penstock.wire.tasks import (
     GPU_PROBE,
     HEALTH_PROBE,
     RUNTIME_BUILD,
+    RUNTIME_RESOLVE,
     TOPOLOGY_DISCOVER,
     UNIT_HANDOFF,
     UNIT_START,
@@ -26,7 +28,7 @@ from penstock.wire.tasks import Inventory as Listing
 
 
 def catalogue(
-    units: Units, inventory: Inventory, health: Health, builder: Builder, folder: Path
+    units: Units, inventory: Inventory, health: Health, builder: Builder, resolver: Resolver, folder: Path
 ) -> Mapping[str, Handler]:
     """Type → handler."""
 
@@ -41,6 +43,7 @@ def catalogue(
         UNIT_HANDOFF: units.handoff,
         UNIT_STOP: units.stop,
         RUNTIME_BUILD: builder.build,
+        RUNTIME_RESOLVE: resolver.resolve,
         TOPOLOGY_DISCOVER: discover,
         GPU_PROBE: health.probe,
         HEALTH_PROBE: probe,

@@ -25,6 +25,7 @@ from penstock.wire.tasks import (
     GPU_PROBE,
     HEALTH_PROBE,
     RUNTIME_BUILD,
+    RUNTIME_RESOLVE,
     TOPOLOGY_DISCOVER,
     UNIT_HANDOFF,
     UNIT_START,
@@ -37,6 +38,7 @@ from penstock.wire.tasks import (
     Inventory,
     RuntimeBuild,
     RuntimeBuilt,
+    RuntimeResolve,
     SignedTask,
     TaskBody,
     TopologyDiscover,
@@ -131,6 +133,7 @@ class PretendedUnits:
             HEALTH_PROBE: self._report,
             GPU_PROBE: self._probe,
             RUNTIME_BUILD: self._build,
+            RUNTIME_RESOLVE: self._resolve,
         }
 
     async def _start(self, request: UnitStart | UnitHandoff, _: Mapping[str, bytes] | None = None) -> UnitStarted:
@@ -168,6 +171,9 @@ class PretendedUnits:
     async def _build(self, request: RuntimeBuild) -> RuntimeBuilt:
         await asyncio.sleep(self._task_s)
         return RuntimeBuilt(digest=request.runtime.digest, bytes=0, seconds=self._task_s)
+
+    async def _resolve(self, _: RuntimeResolve) -> NoReturn:
+        raise Refused("simulated", "a simulated node asks no package index")
 
 
 class SimulatedNode:

@@ -29,6 +29,7 @@ from penstock.wire.tasks import (
     UNIT_STOP,
     Outcome,
     RuntimeBuild,
+    RuntimeResolve,
     SignedTask,
     TaskBody,
     UnitHandoff,
@@ -218,7 +219,7 @@ class Executor:
                 if isinstance(verified.params, UnitStart | UnitHandoff):
                     # A resumed one may be too old by now, which only a server can say.
                     await self._clock.known.wait()
-                async with self._builds if isinstance(verified.params, RuntimeBuild) else self._slots:
+                async with self._builds if isinstance(verified.params, RuntimeBuild | RuntimeResolve) else self._slots:
                     await self._execute(verified)
 
     async def _execute(self, task: Verified) -> None:
@@ -310,7 +311,7 @@ def _turn(task: Verified) -> str:
     """Whose turn a task takes: a unit's, which may pass from one allocation to another."""
     if isinstance(task.params, UnitStart | UnitHandoff | UnitStop):
         return task.params.unit_id
-    if isinstance(task.params, RuntimeBuild):
+    if isinstance(task.params, RuntimeBuild | RuntimeResolve):
         # An environment is no unit's own, and a stop does not wait for it.
         return task.body.task_id
     return task.body.allocation_id or task.body.task_id

@@ -26,16 +26,18 @@ from penstock.kit.clock import utc_now
 from penstock.kit.errors import Conflict, Invalid, PenstockError, Unauthenticated
 from penstock.kit.telemetry import logger
 from penstock.node import cgroups, handlers, identity, layout, runtimes, sandbox
-from penstock.node.builder import Budget, Builder, find_installer, shown, source_of
+from penstock.node.builder import Budget, Builder, shown
 from penstock.node.codes import Codes, FromGateway
 from penstock.node.environments import Environments
 from penstock.node.errors import NodeError
 from penstock.node.health import Health, Monitor, Thresholds, open_health
 from penstock.node.identity import Identity
+from penstock.node.installer import Installer, find_installer, source_of
 from penstock.node.inventory import Inventory, open_inventory
 from penstock.node.journal import Journal
 from penstock.node.link import Link, Outbox
 from penstock.node.logs import Forwarder
+from penstock.node.resolver import Resolver
 from penstock.node.secrets import Secrets
 from penstock.node.serverclock import ServerClock
 from penstock.node.serving import Workers
@@ -126,7 +128,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     codes = Codes(folder / "codes", FromGateway(who).fetch, bytes_max=settings.codes_bytes_max)
     stack.push_async_callback(codes.close)
     workers = Workers(folder / "units", sidecar=sidecar, codes=codes)
-    units, builder = await _open_units(stack, settings, folder, journal, inventory, logs, workers)
+    units, builder, resolver = await _open_units(stack, settings, folder, journal, inventory, logs, workers)
     health = await _open_health(stack, settings, inventory, units)
     await units.recover()
     await process.serve_ops(stack, settings.ops_port)
@@ -135,7 +137,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         verifier=Verifier(who.node_id, lambda: who.task_keys),
         journal=journal,
         clock=clock,
-        handlers=handlers.catalogue(units, inventory, health, builder, folder),
+        handlers=handlers.catalogue(units, inventory, health, builder, resolver, folder),
         on_result=outbox.put,
         secrets=secrets.values,
         on_begin=workers.expect,
@@ -255,7 +257,7 @@ async def _open_units(
     inventory: Inventory,
     logs: Forwarder,
     workers: Workers,
-) -> tuple[Units, Builder]:
+) -> tuple[Units, Builder, Resolver]:
     units_folder = folder / "units"
     units_folder.mkdir(exist_ok=True)
     units_folder.chmod(0o711)
@@ -264,7 +266,7 @@ async def _open_units(
     images = await asyncio.to_thread(
         runtimes.prepare, _images(settings), folder / "work", settings.preload, built=built
     )
-    installer = find_installer()
+    uv = find_installer()
     source = source_of(os.environ, index_url=settings.package_index_url, find_links=settings.package_find_links)
     uids = range(settings.uid_first, settings.uid_first + settings.uid_count) if os.geteuid() == 0 else None
     driver = await asyncio.to_thread(
@@ -274,7 +276,7 @@ async def _open_units(
         images,
         uid=uids[0] if uids else None,
         production=settings.production,
-        shown=shown(built, installer, source),
+        shown=shown(built, uv, source),
     )
     stack.callback(driver.close)
     units = Units(
@@ -295,18 +297,12 @@ async def _open_units(
         stack.push_async_callback(units.stop_all, settings.stop_grace_s)
     _units.set_function(lambda: len(units.reports()))
     built.in_use = units.runtimes_in_use
-    builder = Builder(
-        images=images,
-        environments=built,
-        driver=driver,
-        installer=installer,
-        source=source,
-        budget=Budget(seconds=settings.runtime_build_s, bytes_max=settings.runtime_bytes_max),
-        # Nobody else's: units have those before it.
-        uid=uids.stop if uids else None,
-    )
+    # The installer's user is nobody else's: units have those before it.
+    installer = Installer(uv=uv, driver=driver, source=source, uid=uids.stop if uids else None)
+    budget = Budget(seconds=settings.runtime_build_s, bytes_max=settings.runtime_bytes_max)
+    builder = Builder(images=images, environments=built, installer=installer, budget=budget)
     stack.push_async_callback(builder.close)
-    return units, builder
+    return units, builder, Resolver(images=images, environments=built, installer=installer)
 
 
 async def _open_health(stack: AsyncExitStack, settings: Settings, inventory: Inventory, units: Units) -> Health:

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from penstock.compute.model import Deadlines, Limits, Owner
 from penstock.compute.references import References
-from penstock.compute.service import runtimes
+from penstock.compute.service import resolutions, runtimes
 from penstock.compute.service.advance import Advance
 from penstock.compute.service.release import Release
 from penstock.compute.service.stock import StockKeeper
@@ -32,6 +32,7 @@ from penstock.flows.objects import ObjectBytes
 from penstock.flows.outcomes import Outcomes
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
 from penstock.flows.releases import Releases
+from penstock.flows.resolving import Resolving
 from penstock.flows.sagas import Sagas
 from penstock.identity.model import PLATFORM_ORGANISATION, PLATFORM_PROJECT
 from penstock.kit import bus, db, process, settings
@@ -150,6 +151,9 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         group.create_task(every(1.0, Prover(database, tasks, _fleet_config(settings)).sweep, name="gpu_proofs"))
         _start_waiting(group, nats_bus, Waiting(database, settings.limits))
         group.create_task(every(600.0, lambda: runtimes.sweep(database), name="sweep_locks"))
+        group.create_task(every(600.0, lambda: resolutions.sweep(database), name="sweep_resolutions"))
+        resolve = Resolving(database, tasks).sweep
+        group.create_task(woken(nats_bus, [subjects.RESOLUTIONS], resolve, every_s=0.5, name="resolve"))
         stock = StockKeeper(database, _PLATFORM, Release(settings.limits), settings.limits)
         _start_stock(group, nats_bus, stock)
         releases = Releases(database, Release(settings.limits)).sweep

@@ -5,13 +5,13 @@ holds the package. An archive is stored once under its digest; deploying the sam
 nothing.
 """
 
-import hashlib
 import importlib
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -23,10 +23,12 @@ from penstock.sdk.functions.classes import Cls
 from penstock.sdk.functions.function import Function
 from penstock.sdk.functions.options import Options
 from penstock.sdk.packing import Archive, Walk, pack
-from penstock.wire import rest
+from penstock.sdk.resolving import is_lock, resolved, text_of
+from penstock.wire import locks, rest
 
 _TYPE: Final = "application/gzip"
 _LOCK_BYTES_MAX: Final = 512 << 10
+_DIGEST_SHOWN: Final = 12
 
 Report = Callable[[str], None]
 
@@ -101,21 +103,29 @@ def store(client: Client, app: App, archive: Archive) -> rest.CodeUse:
 
 
 def deploy(
-    client: Client, source: Source, *, suffix: str = "", only: str = "", report: Report, note: Report
+    client: Client,
+    source: Source,
+    *,
+    suffix: str = "",
+    only: str = "",
+    upgrade: bool = False,
+    report: Report,
+    note: Report,
 ) -> list[rest.Function]:
     """Put every function, or the one of that name. `report` is told each step; `note` what is worth keeping: what was
-    packed, and what was left out of it."""
+    packed and resolved. `upgrade` resolves packages anew."""
     chosen = [(app, made) for app, made in source.functions() if not only or _is_called(made, app, only)]
     if not chosen:
         known = ", ".join(made.name for _, made in source.functions())
         raise InvalidArgument(f"no function {only!r} in {source.file.name}; there are: {known}", field="name")
     report(f"packing {source.root}")
     archive = packed(source, note)
+    packages = Packages(upgrade=upgrade, report=report, note=note)
     done: list[rest.Function] = []
     for app, made in chosen:
         report(f"deploying {made.name}{suffix}")
         assert made.options is not None
-        runtime = _runtime(client, app, made.options, source.root)
+        runtime = _runtime(client, app, made.options, source.root, packages)
         body = definition(made.options, code=store(client, app, archive), handler=made.handler, runtime=runtime)
         done.append(client.functions.put(made.name + suffix, body))
     return done
@@ -138,22 +148,55 @@ def _is_called(made: Function | Cls, app: App, name: str) -> bool:
     return name.lower() in (made.name, made.name.removeprefix(f"{app.name}-"))
 
 
-def _runtime(client: Client, app: App, options: Options, root: Path) -> str | None:
-    """The environment's name. One of a lock file is named by its digest, so that versions keep what they were made
+def _runtime(client: Client, app: App, options: Options, root: Path, packages: "Packages") -> str | None:
+    """The environment's name. It ends in the digest of base and lock, so that versions keep what they were made
     with."""
     if options.requirements is None:
         return options.runtime
-    file = root / options.requirements
+    lock = packages.lock(client, _requirements(options.requirements, root), options.image)
+    try:
+        digest = locks.digest(options.image, locks.normal(lock))
+    except locks.BadLock as error:
+        raise InvalidArgument(f"requirements: {error}", field="requirements") from error
+    name = re.sub(r"[^a-z0-9-]", "-", app.name[:40]).strip("-") + f"-{digest[:_DIGEST_SHOWN]}"
+    return client.runtimes.put(name.lstrip("-"), lock, base=options.image).name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packages:
+    """Resolves what functions need, each text once."""
+
+    upgrade: bool
+    report: Report
+    note: Report
+    _known: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+
+    def lock(self, client: Client, text: str, base: str) -> str:
+        """The text itself if it is a lock, else what the servers make of it."""
+        if is_lock(text):
+            return text
+        if (base, text) not in self._known:
+            self._known[base, text] = resolved(
+                client, text, base=base, upgrade=self.upgrade, report=self.report, note=self.note
+            )
+        return self._known[base, text]
+
+
+def _requirements(given: "str | os.PathLike[str] | Sequence[str]", root: Path) -> str:
+    """The text of a list of names, or of a file."""
+    if not isinstance(given, (str, os.PathLike)):
+        return text_of(list(given))
+    file = root / given
     try:
         content = file.read_bytes()
-        lock = content.decode()
+        text = content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"cannot read requirements {file}: {error}", field="requirements") from error
+        raise InvalidArgument(
+            f"cannot read requirements {file}: {error}; a list names packages: [{str(given)!r}]", field="requirements"
+        ) from error
     if len(content) > _LOCK_BYTES_MAX:
         raise InvalidArgument(f"{file} has more than {_LOCK_BYTES_MAX} bytes", field="requirements")
-    digest = hashlib.sha256(options.image.encode() + b"\0" + content).hexdigest()[:12]
-    name = re.sub(r"[^a-z0-9-]", "-", f"{app.name[:40]}").strip("-") + f"-{digest}"
-    return client.runtimes.put(name.lstrip("-"), lock, base=options.image).name
+    return text
 
 
 def definition(options: Options, *, code: rest.CodeUse, handler: str, runtime: str | None) -> rest.FunctionPut:

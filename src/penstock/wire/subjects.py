@@ -15,6 +15,8 @@ OUTBOX: Final = "hint.outbox"
 CAPACITY: Final = "hint.capacity"
 #: Stock was handed over, or a floor changed: wakes whoever keeps the stock.
 STOCK: Final = "hint.stock"
+#: Requirements wait to be resolved: wakes whoever asks nodes to.
+RESOLUTIONS: Final = "hint.resolutions"
 #: Money came, or an event of a payment provider: wakes the biller.
 BILLING: Final = "hint.billing"
 #: Somebody has to give back what runs: wakes whoever releases it.

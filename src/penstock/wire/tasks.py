@@ -136,6 +136,21 @@ class RuntimeBuilt(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class RuntimeResolve(msgspec.Struct, frozen=True, kw_only=True):
+    """Resolve requirements (`wire.requirements`, normal form) to a lock for a base image. Answer: `RuntimeResolved`."""
+
+    base: str
+    requirements: str
+
+
+class RuntimeResolved(msgspec.Struct, frozen=True, kw_only=True):
+    """The lock, in its normal form and packed (`wire.locks`), and the version of Python that it is for."""
+
+    lock: bytes
+    python: str
+    seconds: float
+
+
 class UnitStart(msgspec.Struct, frozen=True, kw_only=True):
     """Start a sandboxed unit and answer when its init is ready. Answer: `UnitStarted`.
 
@@ -290,6 +305,7 @@ UNIT_START: Final = "unit.start"
 UNIT_HANDOFF: Final = "unit.handoff"
 UNIT_STOP: Final = "unit.stop"
 RUNTIME_BUILD: Final = "runtime.build"
+RUNTIME_RESOLVE: Final = "runtime.resolve"
 GPU_PROBE: Final = "gpu.probe"
 HEALTH_PROBE: Final = "health.probe"
 
@@ -300,6 +316,7 @@ PARAMS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     UNIT_HANDOFF: (UnitHandoff, UnitStarted),
     UNIT_STOP: (UnitStop, CleanupProof),
     RUNTIME_BUILD: (RuntimeBuild, RuntimeBuilt),
+    RUNTIME_RESOLVE: (RuntimeResolve, RuntimeResolved),
     GPU_PROBE: (GpuProbe, GpuProbed),
     HEALTH_PROBE: (HealthProbe, HealthReport),
 }

@@ -41,3 +41,44 @@ async def test_bad_input_names_its_field_and_changes_nothing(api: Api, people: P
         answer = await api.call("PUT", f"/runtimes/{name}", key=key, json=body)
         assert (answer.status, answer.error["code"], answer.error.get("field")) == (400, code, field), answer.content
         assert (await api.call("GET", f"/runtimes/{name}", key=key)).status == 404
+
+
+async def test_a_resolution_is_its_projects_own(api: Api, people: People) -> None:
+    mine, theirs = people.owner.key, people.stranger.key
+    asked = await api.call("POST", "/resolutions", key=mine, json={"requirements": "Tiny  # small\n"})
+    assert (asked.status, asked.json["state"], asked.json["requirements"]) == (202, "queued", "tiny\n")
+    path = f"/resolutions/{asked.json['id']}"
+    assert (await api.call("GET", path, key=mine)).json["id"] == asked.json["id"]
+    assert (await api.call("GET", path, key=theirs)).status == 404
+    other = await api.call("POST", "/resolutions", key=theirs, json={"requirements": "tiny"})
+    assert (other.status, other.json["id"] != asked.json["id"]) == (202, True)
+
+
+async def test_bad_requirements_name_their_line(api: Api, people: People) -> None:
+    key = people.owner.key
+    for body, code, field, says in (
+        ({"requirements": "tiny\n-r other.txt"}, "compute.bad_requirements", "requirements", "line 2"),
+        ({"requirements": "tiny @ https://evil.example/x.whl"}, "compute.bad_requirements", "requirements", "line 1"),
+        ({"requirements": "../x"}, "compute.bad_requirements", "requirements", "line 1"),
+        ({"requirements": ""}, "compute.bad_requirements", "requirements", "no package"),
+        ({"requirements": "a\0"}, "invalid_request", "requirements", ""),
+        ({"requirements": "#" * ((64 << 10) + 1)}, "invalid_request", "requirements", ""),
+        ({"requirements": ["tiny"]}, "invalid_request", "requirements", ""),
+        ({"requirements": "tiny", "base": "Not An Image"}, "compute.bad_image", "base", ""),
+        ({"requirements": "tiny", "upgrade": "yes"}, "invalid_request", "upgrade", ""),
+        ({"requirements": "tiny", "extra": 1}, "invalid_request", "extra", ""),
+        ({}, "invalid_request", "requirements", ""),
+    ):
+        answer = await api.call("POST", "/resolutions", key=key, json=body)
+        assert (answer.status, answer.error["code"], answer.error.get("field")) == (400, code, field), answer.content
+        assert says in answer.error["message"]
+
+
+async def test_a_name_that_ends_in_its_digest_stays_what_it_is(api: Api, people: People) -> None:
+    key = people.owner.key
+    digest = (await api.call("PUT", "/runtimes/probe", key=key, json={"lock": LOCK})).json["digest"]
+    name = f"/runtimes/app-{digest[:12]}"
+    for _ in range(2):
+        assert (await api.call("PUT", name, key=key, json={"lock": LOCK})).status == 200
+    changed = await api.call("PUT", name, key=key, json={"lock": LOCK.replace("1.0", "2.0")})
+    assert (changed.status, changed.error["code"]) == (409, "compute.runtime_named_by_digest")

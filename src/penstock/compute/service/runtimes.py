@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.compute.errors import BadLock, RuntimeInUse, TooManyRuntimes, UnknownRuntime
+from penstock.compute.errors import BadLock, RuntimeInUse, RuntimeNamedByDigest, TooManyRuntimes, UnknownRuntime
 from penstock.compute.model import Runtime
 from penstock.compute.service import validate
 from penstock.compute.store import runtimes
@@ -21,6 +21,8 @@ from penstock.wire.tasks import RuntimeLock
 
 #: Names in one project.
 RUNTIMES_MAX: Final = 200
+#: Names that end in so much of their digest never mean another lock.
+DIGEST_SHOWN: Final = 12
 _DEFAULT_IMAGE: Final = "python:3"
 _UNUSED_S: Final = 24 * 3600.0
 _BATCH: Final = 200
@@ -59,6 +61,9 @@ async def put(tx: Tx, caller: Caller, name: str, recipe: Recipe) -> Runtime:
     if await runtimes.count_others(tx, caller.project_id, name) >= RUNTIMES_MAX:
         raise TooManyRuntimes(f"the project has {RUNTIMES_MAX} runtimes, which is the max; delete one", field="name")
     digest = locks.digest(recipe.base, recipe.lock)
+    before = await runtimes.take(tx, caller.project_id, name)
+    if before not in (None, digest) and name.endswith(f"-{before[:DIGEST_SHOWN]}"):
+        raise RuntimeNamedByDigest(f"runtime {name} is named by its digest and stays what it is; choose another name")
     await runtimes.put(tx, caller.project_id, name, digest=digest, base=recipe.base, lock=recipe.lock)
     await audit.record(tx, caller.actor, "runtimes.write", name, detail={"digest": digest, "base": recipe.base})
     return await _found(tx, caller, name)

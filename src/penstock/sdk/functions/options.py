@@ -44,7 +44,7 @@ class Options:
     labels: "Mapping[str, str]" = field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     image: str = "python:3"
     runtime: "str | None" = None
-    requirements: "str | None" = None
+    requirements: "str | os.PathLike[str] | Sequence[str] | None" = None
     schedule: "Cron | None" = None
     webhook: "str | None" = None
 
@@ -61,6 +61,7 @@ class Options:
             raise ValueError(f"workers_min is {self.workers_min}, more than workers_max {self.workers_max}")
         if self.runtime and self.requirements:
             raise ValueError("give either runtime or requirements: requirements make a runtime of their own")
+        _check_packages(self.requirements)
         for text in self.retry_for:
             error_name(text)
         for variable in (*self.env, *(value for value in self.secret_variables().values() if value)):
@@ -84,7 +85,7 @@ _KINDS: "tuple[tuple[str, tuple[type, ...], str], ...]" = (
     ("sku", (str,), "text"),
     ("image", (str,), "text"),
     ("runtime", (str, _NONE), "a runtime's name"),
-    ("requirements", (str, os.PathLike, _NONE), "the path of a lock file"),
+    ("requirements", (str, os.PathLike, list, tuple, _NONE), "a list of packages or the path of a requirements file"),
     ("webhook", (str, _NONE), "text"),
     ("schedule", (Cron, _NONE), 'a penstock.Cron("0 3 * * *")'),
     ("env", (Mapping,), "a mapping"),
@@ -104,6 +105,13 @@ _BOUNDS = (
     ("retries", 0, 10),
     ("retry_delay_s", 0, 3600),
 )
+
+
+def _check_packages(given: Any) -> None:
+    """A list must name packages."""
+    for item in given if isinstance(given, (list, tuple)) else ():
+        if not isinstance(item, str) or not item.strip():
+            raise ValueError(f"requirements must be names of packages, not {item!r}")
 
 
 def error_name(item: Any) -> str:

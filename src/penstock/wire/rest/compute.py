@@ -131,6 +131,33 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     lock: str = ""
 
 
+class ResolutionCreate(Body, frozen=True, kw_only=True):
+    """Resolve packages by name to a lock for a base image. Each line of `requirements` is a name with optional extras,
+    versions and a marker: no URL, no path, no option. What was resolved before from the same text is answered again,
+    unless `upgrade` is true."""
+
+    requirements: Annotated[str, Meta(max_length=64 << 10)]
+    base: Annotated[str, Meta(max_length=255)] = "python:3"
+    upgrade: bool = False
+
+
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
+    """Requirements on their way to a lock. `python` is the version that the lock is for; `lock` can be put as a
+    runtime. When it failed, `error_code` is unresolvable, index_away, no_node, resolve_timeout, no_installer,
+    unknown_image or resolve_failed, and `error` says it in words."""
+
+    id: str
+    state: Literal["queued", "running", "succeeded", "failed"]
+    base: str
+    requirements: str
+    python: str
+    lock: str
+    error_code: str
+    error: str
+    created_at: datetime
+    finished_at: datetime | None
+
+
 class EgressRules(Body, frozen=True):
     """Where a project's units may connect to, such as `pypi.org`, `*.example.com:443` or `*`; none means nowhere."""
 

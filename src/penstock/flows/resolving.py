@@ -1,0 +1,95 @@
+"""Has nodes resolve requirements: each resolution under way is asked of one node, and of another if that one cannot.
+
+The row is the truth and the loop takes no input: a hint or a timer only wakes it. Any number of workers run it.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.compute.model import Resolution
+from penstock.compute.service import resolutions
+from penstock.fleet import nodes
+from penstock.fleet.model import TaskOutcome, TaskState
+from penstock.fleet.tasks import Tasks
+from penstock.kit.db import Database, Tx
+from penstock.kit.telemetry import correlated, logger
+from penstock.wire import locks
+from penstock.wire.tasks import RUNTIME_RESOLVE, RuntimeResolve, RuntimeResolved
+
+_log = logger(__name__)
+_BATCH: Final = 50
+_TASK_S: Final = 180.0
+#: So long it is waited for a node that answers.
+_NODE_S: Final = 30.0
+_NODES_MAX: Final = 3
+#: The node's own trouble: another node may do better.
+_ELSEWHERE: Final = frozenset({"no_installer", "unknown_image", "internal", "expired"})
+_NO_NODE: Final = "no node is there to resolve packages; `penstock fleet` shows the nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolving:
+    """Drives what is under way."""
+
+    db: Database
+    tasks: Tasks
+
+    async def sweep(self) -> None:
+        """One step for each."""
+        async with self.db.transaction() as tx:
+            for one in await resolutions.take_open(tx, limit=_BATCH):
+                with correlated(one.correlation_id):
+                    await self._advance(tx, one)
+
+    async def _advance(self, tx: Tx, one: Resolution) -> None:
+        if one.task_id is None:
+            await self._ask(tx, one)
+            return
+        outcome = await self.tasks.outcome(tx, one.task_id)
+        if outcome is None:
+            return
+        if outcome.succeeded:
+            await _take_over(tx, one, outcome.decode(RuntimeResolved))
+        elif _is_the_nodes(outcome) and len(one.nodes_tried) < _NODES_MAX:
+            await resolutions.queue_again(tx, one)
+        else:
+            await _fail(tx, one, outcome.error_code or outcome.state, outcome.detail)
+
+    async def _ask(self, tx: Tx, one: Resolution) -> None:
+        candidates = sorted(set(await nodes.answering(tx)) - set(one.nodes_tried))
+        if not candidates:
+            if one.nodes_tried or await resolutions.is_older(tx, one, _NODE_S):
+                await _fail(tx, one, "no_node", _NO_NODE)
+            return
+        node_id = random.choice(candidates)
+        task_id = await self.tasks.dispatch(
+            tx,
+            node_id=node_id,
+            type=RUNTIME_RESOLVE,
+            allocation_id=None,
+            fence=0,
+            params=RuntimeResolve(base=one.base, requirements=one.requirements),
+            dedupe_key=f"resolve/{one.id}/{len(one.nodes_tried)}",
+            expires_s=_TASK_S,
+        )
+        await resolutions.run(tx, one, node_id=node_id, task_id=task_id)
+
+
+def _is_the_nodes(outcome: TaskOutcome) -> bool:
+    return outcome.state in (TaskState.REFUSED, TaskState.EXPIRED) or outcome.error_code in _ELSEWHERE
+
+
+async def _take_over(tx: Tx, one: Resolution, answer: RuntimeResolved) -> None:
+    """The lock, if it is one: a node is not trusted with its form."""
+    try:
+        lock = locks.unpack(answer.lock)
+    except locks.BadLock as error:
+        await _fail(tx, one, "resolve_failed", f"the node's lock is malformed: {error}")
+        return
+    await resolutions.succeed(tx, one, lock=lock, python=answer.python[:16])
+
+
+async def _fail(tx: Tx, one: Resolution, code: str, error: str) -> None:
+    _log.info("resolution_failed", resolution_id=one.id, project_id=one.project_id, code=code)
+    await resolutions.fail(tx, one, code=code, error=error or code)
