@@ -201,7 +201,7 @@ def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
 
 
 def _resolution_routes(db: Database) -> Sequence[HTTPRouteHandler]:
-    @post("/resolutions", operation_id="createResolution", status_code=202)
+    @post("/resolutions", operation_id="createResolution", status_code=202, opt={"action": "runtimes.write"})
     async def create_resolution(caller: Caller, data: rest.ResolutionCreate) -> rest.Resolution:
         """Have packages by name resolved to a lock with hashes, by a node and from the operator's index. Ask for it by
         its id until its state is `succeeded` or `failed`."""

@@ -154,8 +154,8 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     lock: str
     error_code: str
     error: str
-    created_at: datetime
-    finished_at: datetime | None
+    created_at: Time
+    finished_at: Time | None
 
 
 class EgressRules(Body, frozen=True):
