@@ -4,14 +4,24 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.conftest import Servers
+from tests.integration.serverless.sidecars import listen
 from tests.integration.serverless.stage import Stage, shared, until
 
 from penstock.kit.clock import utc_now
 from penstock.wire import subjects
 from penstock.wire.rest import FunctionPut, InvocationAck
-from penstock.wire.serverless import MetricType, Output, OutputKind, OutputMessage, State, WorkerDispatchMessage
+from penstock.wire.serverless import (
+    FailureClass,
+    MetricType,
+    Output,
+    OutputKind,
+    OutputMessage,
+    State,
+    WorkerDispatchMessage,
+)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +178,27 @@ async def test_poison_ends_as_a_dead_letter_with_a_result(stage: Stage) -> None:
         await stage.value("select count(*) from serverless.dead_letters where invocation_id = $1", end.invocationID)
         == 1
     )
+
+
+async def test_who_watches_results_hears_of_a_dead_letter_too(stage: Stage) -> None:
+    """The last worker that was lost told a failed attempt; that it was the last is told as well."""
+
+    async def lose(dispatch: WorkerDispatchMessage) -> Any:
+        worker = stage.workers[dispatch.workerName]
+        failure = FailureClass.WORKER_LOST
+        await worker.result(dispatch, state=State.FAILED, statusCode=502, failureClass=failure, error="gone")
+        await asyncio.Event().wait()
+
+    stage.handler = lose
+    await stage.define()
+    heard = await listen(stage.bus, subjects.result("f"))
+    end = await stage.call()
+    assert (end.state, end.failureClass) == (State.DEAD_LETTERED, "retry_exhausted")
+
+    async def told() -> bool:
+        return any(msgspec.json.decode(each.data)["state"] == "dead_lettered" for each in heard.messages)
+
+    await until(told)
 
 
 async def test_an_idle_worker_goes_and_nothing_is_left(stage: Stage) -> None:

@@ -209,7 +209,7 @@ class Desk:
             dispatch = self._letters.dispatch(message.data, _mac(message))
         except Unbelievable as error:
             self._distrust("dispatch", error)
-            self._spawn(_terminate(message))
+            self._spawn(self._bury(message, FailureClass.FOREIGN_MESSAGE, "it has no MAC under this worker's key"))
             return
         except Unsupported as error:
             self._spawn(self._bury(message, FailureClass.UNSUPPORTED_VERSION, str(error)))
