@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -56,6 +57,7 @@ _LOOK_S: Final = 0.5
 #: With what the authenticator keeps (2 s), a caller outlives a credential by less than five seconds.
 _RECHECK_S: Final = 2.0
 _WAITERS_MAX: Final = 20_000
+_WAITERS_PER_PROJECT_MAX: Final = 5000
 _NULL: Final = msgspec.Raw(b"null")
 
 
@@ -86,6 +88,8 @@ class Invoker:
         self._queues: dict[str, tuple[float, int]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(16)}"
         self._waiters: dict[str, asyncio.Future[Result]] = {}
+        #: How many of each project.
+        self._waiting: Counter[str] = Counter()
 
     @property
     def limits(self) -> Limits:
@@ -125,11 +129,12 @@ class Invoker:
         if not wait_s:
             accepted = await self._accept(draft)
             return acknowledgement(accepted, await self._announce(draft, accepted))
-        if len(self._waiters) >= _WAITERS_MAX:
+        if len(self._waiters) >= _WAITERS_MAX or self._waiting[draft.project_id] >= _WAITERS_PER_PROJECT_MAX:
             raise TooManyWaiters("too many callers wait here; try again, or use the mode async", retry_after_s=1)
         token = secrets.token_hex(12)
         waiter: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiters[token] = waiter
+        self._waiting[draft.project_id] += 1
         try:
             draft = replace(draft, reply_to=f"{self._inbox}.{token}")
             accepted = await self._accept(draft)
@@ -138,6 +143,9 @@ class Invoker:
             return await self._wait(caller, accepted, waiter, wait_s) or await self._unfinished(accepted)
         finally:
             self._waiters.pop(token, None)
+            self._waiting[draft.project_id] -= 1
+            if not self._waiting[draft.project_id]:
+                del self._waiting[draft.project_id]
 
     async def _wait(
         self, caller: Caller, accepted: Accepted, waiter: "asyncio.Future[Result]", wait_s: float
