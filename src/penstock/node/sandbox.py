@@ -8,6 +8,7 @@ ever root outside.
 import importlib.util
 import os
 import shutil
+import ssl
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,14 @@ _PROBE_TIMEOUT_S: Final = 20.0
 _SHARED_MEMORY_BYTES_MAX: Final = 8 << 30
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _NETWORK_ETC: Final = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/pki")
+#: Where programs look for the authorities to trust, by the host's family; the first is the file, the others lead to it.
+_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/tls/cert.pem",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/ca-bundle.pem",
+)
 _ETC: Final = {
     "passwd": "unit:x:1000:1000:unit:/home/unit:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
     "group": "unit:x:1000:\nnogroup:x:65534:\n",
@@ -70,6 +79,8 @@ class Bubblewrap:
         self._filter = seccomp.program()
         self._system = _system_arguments()
         self._etc = ["--ro-bind", stage.at(etc), "/etc"]
+        # By itself OpenSSL looks elsewhere on some hosts: in a folder with a file per authority, named by hashes.
+        self._trust = {"SSL_CERT_FILE": _BUNDLES[0]} if (etc / "ssl").exists() else {}
 
     def close(self) -> None:
         """Let go of the staging namespace."""
@@ -77,7 +88,7 @@ class Bubblewrap:
 
     def environment(self, spec: Spec) -> dict[str, str]:
         """As seen inside."""
-        return environment(spec, home=HOME) | {"PENSTOCK_SECRETS": _SECRETS}
+        return environment(spec, home=HOME) | {"PENSTOCK_SECRETS": _SECRETS} | self._trust
 
     def secrets(self, spec: Spec) -> str:
         """In memory, and gone with the unit."""
@@ -227,6 +238,38 @@ def write_etc(folder: Path) -> None:
     if alternatives.is_dir():
         shutil.rmtree(folder / "alternatives", ignore_errors=True)
         shutil.copytree(alternatives, folder / "alternatives", symlinks=True)
+    _write_authorities(folder)
+
+
+def find_authorities() -> Path | None:
+    """The file of authorities that the host trusts: what the agent's own TLS uses, else where distributions have it."""
+    named = [ssl.get_default_verify_paths().cafile or "", *_BUNDLES]
+    return next((Path(name) for name in named if name and Path(name).is_file()), None)
+
+
+def _write_authorities(folder: Path) -> None:
+    """A copy, whatever links lead to it on the host, with all the names that programs know it by."""
+    found = find_authorities()
+    for name in ("ssl", "pki"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if found is None:
+        _log.warning("no_authorities", note="units cannot verify any server: the host has no file of CA certificates")
+        return
+    first, *others = (folder / Path(name).relative_to("/etc") for name in _BUNDLES)
+    for path in (first, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    first.write_bytes(found.read_bytes())
+    first.chmod(0o644)
+    for path in others:
+        path.symlink_to(_BUNDLES[0])
+    for path in (
+        folder / "ssl",
+        folder / "pki",
+        *folder.glob("ssl/*/"),
+        *folder.glob("pki/*/"),
+        *folder.glob("pki/*/*/"),
+    ):
+        path.chmod(0o755)
 
 
 def open_driver(
