@@ -81,12 +81,18 @@ def _join(
             help=f"The token that `penstock node enroll` made; - reads it from standard input. Default: ${_TOKEN}.",
         ),
     ] = "",
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="Give out simulated GPUs if this host has no NVIDIA driver.")
+    ] = False,
 ) -> None:
     """Make this host a node, and serve as one until stopped: allocations, and functions where NATS can be reached."""
     if not installed():
         raise missing("penstock node join")
+    from penstock.processes.up.programs import SIMULATED, SIMULATED_GPUS
+
     environ = {
         "PENSTOCK_AGENT_DATA_DIR": str(data_folder(session.flags.data, session.environ) / "node"),
+        **({SIMULATED_GPUS: str(SIMULATED)} if simulated else {}),
         **session.environ,
         "PENSTOCK_API_URL": api,
         _TOKEN: _token(token, session.environ),

@@ -275,7 +275,29 @@ def open_inventory(
     except pynvml.NVMLError as error:
         if production or nvml.code(error) not in _ABSENT:
             raise Unavailable(f"the NVIDIA driver does not answer: {error}") from error
+        if not simulated_gpus:
+            raise _no_driver() from error
         return Simulated(node_id, simulated_gpus, layouts)
+
+
+def require_gpus(simulated_gpus: int) -> None:
+    """Pass if this host has a driver, or is to simulate GPUs: before it becomes a node."""
+    if simulated_gpus:
+        return
+    try:
+        pynvml.nvmlInit()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        if nvml.code(error) in _ABSENT:
+            raise _no_driver() from error
+
+
+def _no_driver() -> Invalid:
+    return Invalid(
+        "no NVIDIA driver was found on this host: install it, or say `penstock node join --simulated`"
+        " (the setting agent.simulated_gpus) to give out simulated GPUs, on which nothing is computed",
+        field="agent.simulated_gpus",
+    )
 
 
 def _uncorrected_errors(handle: Any) -> int:

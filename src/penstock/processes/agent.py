@@ -33,7 +33,7 @@ from penstock.node.errors import NodeError
 from penstock.node.health import Health, Monitor, Thresholds, open_health
 from penstock.node.identity import Identity
 from penstock.node.installer import Installer, find_installer, source_of
-from penstock.node.inventory import Inventory, open_inventory
+from penstock.node.inventory import Inventory, open_inventory, require_gpus
 from penstock.node.journal import Journal
 from penstock.node.link import Link, Outbox
 from penstock.node.logs import Forwarder
@@ -68,7 +68,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tenant_dir: str = ""
     runtimes: dict[str, str] = {}
     preload: dict[str, list[str]] = {}
-    simulated_gpus: Annotated[int, Meta(ge=0, le=1024)] = 64
+    #: Where there is no NVIDIA driver. With 0 such a host is refused.
+    simulated_gpus: Annotated[int, Meta(ge=0, le=1024)] = 0
     #: How GPUs are given out, by index or for all (`*`): `whole`, `mig:PROFILE[,PROFILE…]`, `mps:N`.
     gpu_layout: dict[str, str] | str = {}
     #: Where a GPU counts as degraded; 0 stands for its own limit.
@@ -195,6 +196,7 @@ def _become_subreaper() -> None:
 
 async def identify(settings: Settings, folder: Path) -> Identity:
     """The identity that is kept, or a new one by a token that was not used before."""
+    await asyncio.to_thread(require_gpus, settings.simulated_gpus)
     kept = identity.load(folder)
     token = settings.enrolment_token
     if token and not (kept and kept.came_from(token)):

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from penstock.embedded import child
 from penstock.embedded.child import Child
 from penstock.kit import settings
 from penstock.kit.errors import Invalid
+from penstock.node import identity
+from penstock.node.inventory import open_inventory
 from penstock.processes import agent, node, sidecar
 from penstock.processes.up.folder import DataFolder
 
@@ -95,3 +98,29 @@ def test_an_authority_that_cannot_serve_is_refused(url: str, file: str, field: s
     with pytest.raises(Invalid) as refused:
         sidecar.trust(given)
     assert refused.value.field == field
+
+
+async def test_a_host_without_a_driver_does_not_become_a_node_unless_it_is_to_simulate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    async def enrolled(*_: object, **__: object) -> object:
+        nonlocal tried
+        tried += 1
+        raise TimeoutError
+
+    tried = 0
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    monkeypatch.setattr(identity, "enrol", enrolled)
+    given = {"PENSTOCK_AGENT_DATA_DIR": str(tmp_path), "PENSTOCK_AGENT_ENROLMENT_TOKEN": "t"}
+    with pytest.raises(Invalid, match="node join --simulated") as refused:
+        await agent.identify(settings.load(agent.Settings, "agent", given), tmp_path)
+    assert (refused.value.field, tried) == ("agent.simulated_gpus", 0)
+    with pytest.raises(Invalid, match="--simulated"):
+        open_inventory("nod_a", 0, production=False)
+    simulating = given | {"PENSTOCK_AGENT_SIMULATED_GPUS": "64"}
+    with pytest.raises(Invalid, match="to enrol"):
+        await agent.identify(settings.load(agent.Settings, "agent", simulating), tmp_path)
+    assert tried == 1

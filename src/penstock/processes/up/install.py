@@ -64,7 +64,8 @@ class Install:
             instance = self._save_instance(addresses, running)
             async with self._display.step("local node"):
                 node = await self._start_node(addresses, instance)
-        self._simulated_gpus = node.gpus_total if node.simulated else 0
+        # Shares of one GPU have its index.
+        self._simulated_gpus = len({gpu.index for gpu in node.gpus}) if node.simulated else 0
         self._complete = True
         self._changed()
         return Ready(instance=instance, simulated_gpus=self._simulated_gpus, notes=self._notes)

@@ -47,7 +47,7 @@ async def prepare(client: AsyncClient, folder: DataFolder) -> Before:
 
 
 async def until_ready(client: AsyncClient, before: Before) -> Node:
-    """Wait until the agent has been heard of and the control plane would place work on it."""
+    """Wait until the agent has been heard of and the control plane would place work on it. The node with its GPUs."""
     last = "it has not enrolled"
     for _ in range(int(_READY_TIMEOUT_S / _POLL_S)):
         try:
@@ -57,7 +57,7 @@ async def until_ready(client: AsyncClient, before: Before) -> Node:
         if node is not None:
             heard = node.last_heartbeat_at is not None and node.last_heartbeat_at != before.heartbeat_at
             if heard and node.state in _AT_WORK and node.gpus_total > 0:
-                return node
+                return await client.nodes.get(node.id)
             last = f"its state is {node.state}, with {node.gpus_total} GPUs"
         await asyncio.sleep(_POLL_S)
     raise Unavailable(f"the local node was not ready after {_READY_TIMEOUT_S:.0f} s: {last}")

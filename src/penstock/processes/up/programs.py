@@ -43,6 +43,9 @@ _HEALTH_TIMEOUT_S: Final = 2.0
 _SERVER_SILENT_MAX_S: Final = 60.0
 #: The agent stops its units first.
 AGENT_GRACE_S: Final = 45.0
+#: How many GPUs a host without a driver pretends to have, and how its agent is told.
+SIMULATED: Final = 64
+SIMULATED_GPUS: Final = "PENSTOCK_AGENT_SIMULATED_GPUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +125,18 @@ def agent(
         "PENSTOCK_AGENT_ENROLMENT_TOKEN": enrolment,
         "PENSTOCK_AGENT_TENANT_DIR": environ.get("PENSTOCK_AGENT_TENANT_DIR", "") or str(tenant),
         "PENSTOCK_AGENT_KEEP_UNITS_ON_STOP": "false",
+        **_simulated(environ),
         **_public(addresses),
     }
     return process("agent", folder, {**_without_private(environ), **given}, grace_s=AGENT_GRACE_S, owns_group=False)
+
+
+def _simulated(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where nobody says otherwise, a host without a driver is for trying things out."""
+    said = settings.read_toml(environ.get("PENSTOCK_CONFIG", "")).get("agent", {})
+    if SIMULATED_GPUS in environ or "simulated_gpus" in said:
+        return {}
+    return {SIMULATED_GPUS: str(SIMULATED)}
 
 
 def sidecar(folder: DataFolder, addresses: Addresses, environ: Mapping[str, str]) -> Program:

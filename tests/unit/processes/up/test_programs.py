@@ -89,3 +89,19 @@ async def test_the_issuers_key_is_the_embedded_servers(tmp_path: Path, monkeypat
     assert own["PENSTOCK_ACTIVATOR_NATS_ISSUER_SEED_FILE"] == str(tmp_path / "nats.issuer")
     theirs = await _environment(programs.control("activator", folder, _ADDRESSES, _ENVIRON), monkeypatch)
     assert "PENSTOCK_ACTIVATOR_NATS_ISSUER_SEED_FILE" not in theirs
+
+
+async def test_the_local_node_simulates_unless_somebody_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[agent]\nsimulated_gpus = 3\n")
+    for given, expected in (
+        ({}, "64"),
+        ({programs.SIMULATED_GPUS: "2"}, "2"),
+        ({"PENSTOCK_CONFIG": str(file)}, None),
+    ):
+        program = programs.agent(
+            DataFolder(tmp_path), _ADDRESSES, {**_ENVIRON, **given}, enrolment="t", tenant=tmp_path
+        )
+        assert (await _environment(program, monkeypatch)).get(programs.SIMULATED_GPUS) == expected
