@@ -64,8 +64,7 @@ class Install:
             instance = self._save_instance(addresses, running)
             async with self._display.step("local node"):
                 node = await self._start_node(addresses, instance)
-        # Shares of one GPU have its index.
-        self._simulated_gpus = len({gpu.index for gpu in node.gpus}) if node.simulated else 0
+        self._simulated_gpus = localnode.simulated_gpus(node)
         self._complete = True
         self._changed()
         return Ready(instance=instance, simulated_gpus=self._simulated_gpus, notes=self._notes)

@@ -63,6 +63,11 @@ async def until_ready(client: AsyncClient, before: Before) -> Node:
     raise Unavailable(f"the local node was not ready after {_READY_TIMEOUT_S:.0f} s: {last}")
 
 
+def simulated_gpus(node: Node) -> int:
+    """How many GPUs the node pretends to have. Shares of one GPU have its index, and are one."""
+    return len({gpu.index for gpu in node.gpus}) if node.simulated else 0
+
+
 async def _known(client: AsyncClient, node_id: str) -> Node | None:
     try:
         node = await client.nodes.get(node_id)
