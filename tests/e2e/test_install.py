@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -119,3 +120,29 @@ def test_it_rents_runs_a_command_and_gives_back(thin: Thin, stack: Cloud) -> Non
     )
     done = thin.run("python", "-c", program, env=env)
     assert (done.returncode, done.stdout) == (0, "by the SDK\n"), done.stderr
+
+
+def blocks(language: str) -> list[str]:
+    """What the README prints in this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_works_as_printed(stack: Cloud, tmp_path: Path) -> None:
+    """Pasted into a shell in the folder that has `.venv`."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    _, rent, run_it, deploy = blocks("sh")
+    for name, text in zip(("rent.py", "hello.py"), blocks("python"), strict=True):
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        ["sh", "-e", "-c", rent + run_it + deploy],
+        env=stack.environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert printed[0] == "1"
+    assert any("8000" in line for line in printed)
+    assert printed[-1] == "hello, Ada"
