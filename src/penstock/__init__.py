@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from penstock.sdk.functions.errors import FunctionExpired as FunctionExpired
     from penstock.sdk.functions.errors import FunctionFailed as FunctionFailed
     from penstock.sdk.functions.errors import InvocationCancelled as InvocationCancelled
+    from penstock.sdk.functions.errors import ObjectError as ObjectError
+    from penstock.sdk.functions.errors import ObjectNotFound as ObjectNotFound
     from penstock.sdk.functions.errors import RemoteError as RemoteError
     from penstock.sdk.functions.errors import ResultTimeout as ResultTimeout
     from penstock.sdk.functions.function import Function as Function
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.sdk.functions.invocation import Invocation as Invocation
     from penstock.sdk.functions.invocation import current_invocation as current_invocation
     from penstock.sdk.functions.invocation import progress as progress
+    from penstock.sdk.functions.objects import objects as objects
     from penstock.sdk.functions.options import Cron as Cron
 
 _FUNCTIONS = "penstock.sdk.functions"
@@ -35,10 +38,11 @@ _HOMES = {
     f"{_FUNCTIONS}.classes": ("enter", "exit", "method"),
     f"{_FUNCTIONS}.errors": (
         *("FunctionCancelled", "FunctionDeadLettered", "FunctionError", "FunctionExpired", "FunctionFailed"),
-        *("InvocationCancelled", "RemoteError", "ResultTimeout"),
+        *("InvocationCancelled", "ObjectError", "ObjectNotFound", "RemoteError", "ResultTimeout"),
     ),
     f"{_FUNCTIONS}.function": ("Function", "FunctionCall"),
     f"{_FUNCTIONS}.invocation": ("Invocation", "current_invocation", "progress"),
+    f"{_FUNCTIONS}.objects": ("objects",),
     f"{_FUNCTIONS}.options": ("Cron",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

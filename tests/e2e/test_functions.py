@@ -1,6 +1,7 @@
 """Functions on the whole cloud: the source's own verification, every kind of function, and handlers that misbehave."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -282,3 +283,17 @@ def test_an_idle_function_holds_no_gpu(hostile: Cloud) -> None:
     while hostile.json("fn", "workers", "hostile-misbehave")["items"] and time.monotonic() < ends:
         time.sleep(0.1)
     assert hostile.json("fn", "workers", "hostile-misbehave")["items"] == []
+
+
+def test_handlers_read_and_write_the_projects_objects(stack: Cloud, tmp_path: Path) -> None:
+    content = os.urandom(12 << 20)
+    (tmp_path / "big.bin").write_bytes(content)
+    stack.ok("object", "put", str(tmp_path / "big.bin"), "in/big.bin")
+    stack.ok("fn", "deploy", str(APPS / "keeping.py"), "--no-wait")
+    status, copied = call(stack, "keeping-copy", {"source": "in/big.bin", "target": "out/big.bin"})
+    assert (status, copied) == (200, {"sha256": hashlib.sha256(content).hexdigest(), "keys": ["out/big.bin"]})
+    stack.ok("object", "get", "out/big.bin", str(tmp_path / "back.bin"))
+    assert (tmp_path / "back.bin").read_bytes() == content
+    assert call(stack, "keeping-aside", {"key": "out/ä b.txt", "text": "hello"}) == (200, "hello")
+    assert call(stack, "keeping-refused", "functions/x") == (200, "permission_denied")
+    assert call(stack, "keeping-refused", "/bad//key") == (200, "storage.bad_key")

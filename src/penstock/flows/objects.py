@@ -1,4 +1,4 @@
-"""Object storage for functions (serverless's Protocol `Bytes`), and how processes that need it are told where it is."""
+"""Object storage for functions (serverless's Protocols `Bytes` and `ProjectObjects`), and where processes find it."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -10,11 +10,14 @@ from msgspec import Meta
 
 from penstock.kit import audit
 from penstock.kit.db import Database
+from penstock.kit.errors import Denied, Invalid
 from penstock.storage import blobs
-from penstock.storage.errors import NoObject, TooLarge
-from penstock.storage.model import Limits
+from penstock.storage.errors import NoObject, ObjectChanged, TooLarge
+from penstock.storage.model import Limits, Object, check_prefix
+from penstock.storage.model import content_type as checked_type
 from penstock.storage.service import Objects, Wanted
 from penstock.wire.serverless import Reference
+from penstock.wire.unitobjects import ObjectEntry, ObjectPage
 
 _ACTOR: Final = audit.system("functions")
 
@@ -78,3 +81,69 @@ async def _bounded(chunks: AsyncIterator[bytes], bytes_max: int) -> AsyncIterato
         if seen > bytes_max:
             raise TooLarge(f"body: max {bytes_max} bytes", field="body")
         yield chunk
+
+
+#: Below these the platform keeps code, payloads and results: handlers read them, and change none.
+_PLATFORMS: Final = ("functions/", "invocations/")
+
+
+@dataclass(frozen=True, slots=True)
+class HandlersObjects:
+    """The project's objects for its handlers (serverless's Protocol `ProjectObjects`)."""
+
+    objects: Objects
+
+    async def read(
+        self, project_id: str, key: str, *, offset: int, length: int, sha256: str
+    ) -> tuple[ObjectEntry, int, AsyncIterator[bytes]]:
+        """A part of one object."""
+        found = await self.objects.find(project_id, key)
+        if sha256 and found.sha256.hex() != sha256:
+            raise ObjectChanged("the object was changed while it was read", field="key")
+        first = min(offset, found.size)
+        end = min(first + length, found.size)
+        download = await self.objects.read(found, first, end)
+        return _entry(found), end - first, download.chunks
+
+    async def write(
+        self,
+        project_id: str,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        content_type: str,
+        only_new: bool,
+        by: str,
+    ) -> ObjectEntry:
+        """Put an object, by the project's quota."""
+        _check_own(key)
+        kind = checked_type(content_type)
+        if kind is None:
+            raise Invalid("content type must look like type/subtype", field="content_type")
+        wanted = Wanted(content_type=kind, only_new=only_new)
+        return _entry(await self.objects.put(project_id, key, chunks, actor=_actor(project_id, by), wanted=wanted))
+
+    async def page(self, project_id: str, *, prefix: str, after: str, limit: int) -> ObjectPage:
+        """Objects by key."""
+        found = await self.objects.page(
+            project_id, prefix=prefix, after=check_prefix(after), limit=limit, grouped=False
+        )
+        return ObjectPage(objects=[_entry(each) for each in found.objects], after=found.after)
+
+    async def delete(self, project_id: str, key: str, *, by: str) -> None:
+        """Delete an object."""
+        _check_own(key)
+        await self.objects.delete(project_id, key, actor=_actor(project_id, by))
+
+
+def _check_own(key: str) -> None:
+    if key.startswith(_PLATFORMS):
+        raise Denied(f"keys below {' and '.join(_PLATFORMS)} are the platform's: handlers only read them")
+
+
+def _actor(project_id: str, by: str) -> audit.Actor:
+    return audit.Actor(id=by, kind="function", project_id=project_id)
+
+
+def _entry(found: Object) -> ObjectEntry:
+    return ObjectEntry(key=found.key, size=found.size, sha256=found.sha256.hex(), contentType=found.content_type)

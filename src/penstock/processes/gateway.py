@@ -37,7 +37,7 @@ from penstock.fleet.enrolment import Addresses, Enrolment
 from penstock.fleet.linkserver import LinkServer
 from penstock.fleet.model import Config
 from penstock.flows.handoffs import Answers
-from penstock.flows.objects import ObjectBytes, ObjectSettings, open_objects
+from penstock.flows.objects import HandlersObjects, ObjectBytes, ObjectSettings, open_objects
 from penstock.flows.unitcode import UnitCode
 from penstock.flows.unitsecrets import UnitSecrets
 from penstock.identity.authenticator import TOUCH_EVERY_S, Authenticator
@@ -56,6 +56,7 @@ from penstock.serverless.model import Limits as FunctionLimits
 from penstock.serverless.schemas import Urls
 from penstock.serverless.service.codes import Codes
 from penstock.serverless.service.invoke import Invoker
+from penstock.serverless.unitobjects import UnitObjects
 from penstock.wire import subjects
 
 _DRAIN_S: Final = 5.0
@@ -255,7 +256,9 @@ async def _functions(
     followers = Followers(database, authenticator.still_valid, lambda shown: schemas.invocation(shown, urls))
     await followers.watch(nats_bus)
     stack.callback(followers.close)
-    edge = FunctionEdge(database, authenticator, invoker, objects, followers)
+    # Apart from payloads and results, so that uploads of handlers do not take their places.
+    handlers = UnitObjects(HandlersObjects(open_objects(database, settings)))
+    edge = FunctionEdge(database, authenticator, invoker, objects, followers, handlers)
     return {FUNCTIONS: edge.call, ATTEMPTS: edge.attempt}
 
 

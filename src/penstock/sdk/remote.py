@@ -26,6 +26,7 @@ from penstock.sdk.functions.transport import Answer
 from penstock.sdk.functions.values import Payload
 from penstock.sdk.protocol import Answer as Response
 from penstock.sdk.protocol import Request, Steps, decode
+from penstock.sdk.remoteobjects import OutsideObjects
 from penstock.sdk.serverless import ENDED, function_name
 from penstock.sdk.target import Target
 from penstock.wire.rest import Invocation
@@ -132,6 +133,10 @@ class Outside:
             error_type=found.error_type,
             traceback=found.traceback,
         )
+
+    def objects(self) -> OutsideObjects:
+        """The way to the project's objects."""
+        return OutsideObjects(self._client)
 
     def status(self, invocation_id: str) -> str:
         """The state of an invocation."""

@@ -18,6 +18,7 @@ FILES: Final = (
     "penstock/sdk/functions/function.py",
     "penstock/sdk/functions/imports.py",
     "penstock/sdk/functions/invocation.py",
+    "penstock/sdk/functions/objects.py",
     "penstock/sdk/functions/options.py",
     "penstock/sdk/functions/outcome.py",
     "penstock/sdk/functions/transport.py",
@@ -30,6 +31,7 @@ FILES: Final = (
     "penstock/sdk/framework/failures.py",
     "penstock/sdk/framework/handler.py",
     "penstock/sdk/framework/main.py",
+    "penstock/sdk/framework/objects.py",
     "penstock/sdk/framework/server.py",
     "penstock/sdk/framework/threads.py",
 )

@@ -6,6 +6,7 @@ and the invocation's id stands in a header in any case.
 
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final, Protocol
 from urllib.parse import parse_qs, unquote
 
@@ -25,6 +26,7 @@ from penstock.serverless.service.invocations import raw_body
 from penstock.serverless.service.invoke import ACTION, Invoker
 from penstock.serverless.store import attempts
 from penstock.serverless.store.attempts import Attempt
+from penstock.serverless.unitobjects import UnitObjects
 from penstock.wire.rest import InvocationAck
 from penstock.wire.serverless import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, STRIPPED_HEADERS, TIMEOUT_S_MAX, Result
 
@@ -57,12 +59,15 @@ class Keys(Protocol):
 class FunctionEdge:
     """Answers requests of both kinds."""
 
-    def __init__(self, db: Database, keys: Keys, invoker: Invoker, bytes_: Bytes, followers: Followers) -> None:
+    def __init__(
+        self, db: Database, keys: Keys, invoker: Invoker, bytes_: Bytes, followers: Followers, objects: UnitObjects
+    ) -> None:
         self._db = db
         self._keys = keys
         self._invoker = invoker
         self._bytes = bytes_
         self._followers = followers
+        self._objects = objects
 
     async def call(self, request: web.BaseRequest) -> web.StreamResponse:
         """`POST /f/<function>[/path]?mode=sync|async|stream`."""
@@ -131,8 +136,13 @@ class FunctionEdge:
         return await _send(request, web.StreamResponse(headers=headers), events)
 
     async def attempt(self, request: web.BaseRequest) -> web.StreamResponse:
-        """`GET …/current`, `GET …/payload`, `GET …/calls/<invocation>` and `PUT …/result` with the attempt's token."""
-        match request.method, *map(unquote, request.raw_path.removeprefix(ATTEMPTS).split("/")):
+        """`GET …/current`, `GET …/payload`, `GET …/calls/<invocation>`, `PUT …/result` and `…/objects/<key>` with the
+        attempt's token."""
+        path, _, query = request.raw_path.removeprefix(ATTEMPTS).partition("?")
+        match request.method, *map(unquote, path.split("/")):
+            case _, project_id, invocation_id, "objects", *key:
+                check = partial(self._current, request, project_id, invocation_id)
+                return await self._objects.serve(request, project_id, "/".join(key), query, check)
             case hdrs.METH_GET, project_id, invocation_id, "current":
                 await self._current(request, project_id, invocation_id)
                 return web.Response(status=204)

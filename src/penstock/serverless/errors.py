@@ -73,6 +73,13 @@ class TooManyWaiters(PenstockError):
     code = "serverless.too_many_waiters"
 
 
+class TooManyUploads(PenstockError):
+    """Handlers of the project put as many objects as they may at once."""
+
+    kind = Kind.EXHAUSTED
+    code = "serverless.too_many_uploads"
+
+
 class QueueFull(PenstockError):
     """The project has as many invocations waiting as it may."""
 

@@ -8,6 +8,7 @@ from penstock.kit.db import Reader, Tx
 from penstock.serverless.model import Order
 from penstock.wire.rest import CodeUse, FunctionPut
 from penstock.wire.serverless import Reference
+from penstock.wire.unitobjects import ObjectEntry, ObjectPage
 
 
 class Pool(Protocol):
@@ -40,6 +41,37 @@ class Bytes(Protocol):
 
     async def drop(self, project_id: str, key: str) -> None:
         """They are of no use any more; none there is fine."""
+        ...
+
+
+class ProjectObjects(Protocol):
+    """The objects of a project, for its handlers. `by` is whoever made the invocation."""
+
+    async def read(
+        self, project_id: str, key: str, *, offset: int, length: int, sha256: str
+    ) -> tuple[ObjectEntry, int, AsyncIterator[bytes]]:
+        """The object, how many bytes of it follow, and they themselves; a conflict if it is not the one of `sha256`."""
+        ...
+
+    async def write(
+        self,
+        project_id: str,
+        key: str,
+        chunks: AsyncIterator[bytes],
+        *,
+        content_type: str,
+        only_new: bool,
+        by: str,
+    ) -> ObjectEntry:
+        """Put an object, whole or not at all."""
+        ...
+
+    async def page(self, project_id: str, *, prefix: str, after: str, limit: int) -> ObjectPage:
+        """Objects by key."""
+        ...
+
+    async def delete(self, project_id: str, key: str, *, by: str) -> None:
+        """Delete an object."""
         ...
 
 

@@ -37,6 +37,12 @@ class ObjectExists(Conflict):
     code = "storage.object_exists"
 
 
+class ObjectChanged(Conflict):
+    """The object of this key is another one than the one that was asked for."""
+
+    code = "storage.object_changed"
+
+
 class UploadExpired(Conflict):
     """The upload was given up for taking too long."""
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.wire.times import Time
+from penstock.wire.unitobjects import ObjectAsk
 
 VERSION: Final = "v1"
 #: Larger payloads and bodies travel and are kept by reference.
@@ -341,7 +342,7 @@ class FrameworkReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of an answer of type `FRAMES`: a framework that has something to say before the end sends these, each
-    with one field set, the last with `reply`. Calls are answered by `POST ANSWER_PATH` with a `CallAnswer`."""
+    with one field set, the last with `reply`. `POST ANSWER_PATH` brings a `CallAnswer` or an `ObjectAnswer`."""
 
     stdout: str | None = None
     stderr: str | None = None
@@ -349,6 +350,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: msgspec.Raw = msgspec.Raw()
     chunk: msgspec.Raw = msgspec.Raw()
     call: "FrameCall | None" = None
+    object: ObjectAsk | None = None
     reply: FrameworkReply | None = None
 
 

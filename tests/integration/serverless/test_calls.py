@@ -1,7 +1,9 @@
 """Handlers that call other functions: once however often they ask, and answered however late."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -12,10 +14,17 @@ from aiohttp.test_utils import RawTestServer
 from nats.aio.msg import Msg
 
 from integration.serverless.stage import Stage, result_of, staged, until
+from penstock.flows.objects import HandlersObjects
+from penstock.kit import audit
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError
 from penstock.serverless.edge import FunctionEdge
+from penstock.serverless.unitobjects import UnitObjects
+from penstock.storage import blobs
+from penstock.storage.errors import NoObject
+from penstock.storage.model import Limits as StorageLimits
+from penstock.storage.service import Objects, Wanted
 from penstock.wire import subjects
 from penstock.wire.serverless import CallAnswer, CallMessage, Mode, State, WorkerDispatchMessage
 
@@ -136,7 +145,7 @@ async def test_the_kept_result_of_a_call_is_given_to_its_parent_alone(stage: Sta
     answer = await parent.answer()
     assert answer.bodyRef is not None
     given = parent.dispatch
-    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None)  # pyright: ignore[reportArgumentType]
+    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None, None)  # pyright: ignore[reportArgumentType]
     own = f"/attempts/{given.projectID}/{given.invocationID}/calls"
     other = await stage.spawn("g", payload=1)
     async with RawTestServer(_answering(edge)) as server, aiohttp.ClientSession(server.make_url("/")) as session:
@@ -153,6 +162,60 @@ async def test_the_kept_result_of_a_call_is_given_to_its_parent_alone(stage: Sta
         assert await fetch(f"{own}/{other}") == (400, b"not_found"), "it made no such call"
         assert await fetch(f"{own}/{given.invocationID}") == (400, b"not_found")
         assert await fetch(f"{own}/{answer.invocationID}/more") == (400, b"not_found")
+
+
+async def test_an_attempts_token_reaches_the_objects_of_its_project_alone_and_while_it_counts(
+    stage: Stage, parent: Parent, tmp_path: Path
+) -> None:
+    given = parent.dispatch
+    objects = Objects(stage.db, blobs.connect(blobs.Access(url=tmp_path.as_uri())), StorageLimits())
+    edge = FunctionEdge(
+        stage.db,
+        None,  # pyright: ignore[reportArgumentType]
+        stage.invoker,
+        stage.shelf,
+        None,  # pyright: ignore[reportArgumentType]
+        UnitObjects(HandlersObjects(objects)),
+    )
+    own = f"/attempts/{given.projectID}/{given.invocationID}/objects"
+    await objects.put("prj_other", "theirs.bin", _one(b"secret"), actor=audit.system("test"), wanted=Wanted())
+    async with RawTestServer(_answering(edge)) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+
+        async def ask(method: str, path: str, data: Any = None, token: str = given.token) -> tuple[int, bytes]:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "text/plain"}
+            async with session.request(method, path, data=data, headers=headers) as found:
+                return found.status, await found.read()
+
+        assert (await ask("PUT", f"{own}/a.txt", b"0123456789"))[0] == 200
+        assert await ask("GET", f"{own}/a.txt?offset=2&length=3") == (200, b"234")
+        assert await ask("GET", f"{own}/a.txt?offset=9&length=30") == (200, b"9")
+        assert await ask("GET", f"{own}/a.txt?length=1&sha256={'0' * 64}") == (400, b"storage.object_changed")
+        assert await ask("PUT", f"{own}/a.txt?only_new=1", b"x") == (400, b"storage.object_exists")
+        assert [each["key"] for each in json.loads((await ask("GET", own))[1])["objects"]] == ["a.txt"]
+        assert await ask("GET", f"{own}/theirs.bin?length=9") == (400, b"not_found")
+        theirs = own.replace(given.projectID, "prj_other")
+        assert await ask("GET", f"{theirs}/theirs.bin?length=9") == (400, b"unauthenticated")
+        assert await ask("GET", f"{own}/a.txt?length=9", token="ab" * 16) == (400, b"unauthenticated")
+        assert await ask("PUT", f"{own}/invocations/x/result-1", b"forged") == (400, b"permission_denied")
+        assert await ask("GET", f"{own}/a.txt?length=-1") == (400, b"invalid_request")
+        assert await ask("GET", f"{own}/a.txt?length={5 << 20}") == (400, b"invalid_request")
+
+        async def ending() -> AsyncIterator[bytes]:
+            yield b"half"
+            async with stage.db.transaction() as tx:
+                await tx.execute(
+                    "update serverless.invocations set token = $2 where id = $1", given.invocationID, b"another one 16"
+                )
+            yield b"rest"
+
+        assert await ask("PUT", f"{own}/late.txt", ending()) == (400, b"unauthenticated")
+        assert await ask("GET", f"{own}/a.txt?length=9") == (400, b"unauthenticated")
+    with pytest.raises(NoObject):
+        await objects.find(given.projectID, "late.txt")
+
+
+async def _one(chunk: bytes) -> AsyncIterator[bytes]:
+    yield chunk
 
 
 def _answering(edge: FunctionEdge) -> Any:

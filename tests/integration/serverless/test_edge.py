@@ -57,7 +57,7 @@ async def gate(servers: Servers) -> AsyncIterator[Gate]:
             return True
 
         followers = Followers(stage.db, still, lambda shown: shown.row)  # pyright: ignore[reportArgumentType]
-        edge = FunctionEdge(stage.db, keys, stage.invoker, stage.shelf, followers)
+        edge = FunctionEdge(stage.db, keys, stage.invoker, stage.shelf, followers, None)  # pyright: ignore[reportArgumentType]
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             try:

@@ -39,6 +39,7 @@ from penstock.wire.serverless import (
     WorkerDispatchMessage,
 )
 from penstock.wire.sidecar import Ended, ExitClass
+from penstock.wire.unitobjects import ObjectAsk
 
 _log = logger(__name__)
 _encode: Final = msgspec.json.Encoder().encode
@@ -88,6 +89,7 @@ class Host(Protocol):
     def started(self, attempt: "Attempt") -> None: ...
     def freed(self) -> None: ...
     def call(self, attempt: "Attempt", call: FrameCall) -> None: ...
+    def ask_object(self, attempt: "Attempt", asked: ObjectAsk) -> None: ...
     def kill(self, reason: str) -> None: ...
     async def say(self, batch: bytes) -> None: ...
     async def tell(self, attempt: "Attempt", told: Told) -> None: ...
@@ -250,6 +252,8 @@ class Attempt:
         if frame.call is not None:
             answers.check_json(frame.call.payload, what="payload of a call")
             self._host.call(self, frame.call)
+        elif frame.object is not None:
+            self._host.ask_object(self, frame.object)
         else:
             await self._voice.say(frame)
 

@@ -24,6 +24,7 @@ from penstock.node.sidecar.calls import Calls
 from penstock.node.sidecar.framework import Framework
 from penstock.node.sidecar.gateway import Attempts
 from penstock.node.sidecar.letters import Letters, Malformed, Unbelievable, Unsupported
+from penstock.node.sidecar.objects import Objects
 from penstock.node.sidecar.reports import Reports
 from penstock.node.sidecar.results import Results, Told
 from penstock.wire.serverless import (
@@ -35,6 +36,7 @@ from penstock.wire.serverless import (
     State,
 )
 from penstock.wire.sidecar import Ended, Serve
+from penstock.wire.unitobjects import ObjectAsk
 
 _log = logger(__name__)
 _inflight = Gauge("penstock_sidecar_inflight", "Attempts in hand, of all workers.")
@@ -83,6 +85,7 @@ class Desk:
             result_bytes_max=bounds.result_bytes_max,
         )
         self._calls = Calls(letters, bus, framework, gateway, again_s=bounds.call_again_s)
+        self._objects = Objects(framework, gateway)
         self._attempts: dict[tuple[str, int], Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._done: OrderedDict[tuple[str, int], None] = OrderedDict()
@@ -121,6 +124,7 @@ class Desk:
             with suppress(Error):
                 await attempt.message.nak()
         self._calls.close()
+        self._objects.close()
         self.reports.close()
         if self._taking is not None:
             await self._progress.__aexit__(None, None, None)
@@ -167,6 +171,10 @@ class Desk:
     def call(self, attempt: Attempt, call: FrameCall) -> None:
         """A handler calls another function."""
         self._calls.make(attempt.dispatch, call)
+
+    def ask_object(self, attempt: Attempt, asked: ObjectAsk) -> None:
+        """A handler reads or writes an object of its project."""
+        self._objects.ask(attempt.dispatch, asked)
 
     def kill(self, reason: str) -> None:
         """The unit must end. It gets nothing more, and its function is told why."""
@@ -248,6 +256,7 @@ class Desk:
         finally:
             del self._attempts[attempt.key]
             self._calls.forget(attempt.dispatch)
+            self._objects.forget(attempt.dispatch)
             self._progress.let_go(attempt.message)
             self._room.set()
             _inflight.dec()

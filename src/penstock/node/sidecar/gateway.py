@@ -7,11 +7,13 @@ not the current one any more.
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Final, TypeVar
 from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from penstock.kit.clock import backoff_s
 from penstock.node.errors import NodeError
@@ -51,14 +53,14 @@ class Attempts:
     async def wants(self, dispatch: WorkerDispatchMessage) -> bool:
         """Whether the attempt still counts. If nobody says so in time it does: better made twice than never."""
         try:
-            await _tried(lambda: self._fetch(dispatch, "current", 0), _ASK_S)
+            await tried(lambda: self._fetch(dispatch, "current", 0), _ASK_S)
         except NotKept as error:
             return error.code != "refused"
         return True
 
     async def payload(self, dispatch: WorkerDispatchMessage, wanted: Reference) -> bytes:
         """The invocation's payload, checked against what the dispatch says of it."""
-        data = await _tried(lambda: self._fetch(dispatch, "payload", wanted.bytes), _FETCH_S)
+        data = await tried(lambda: self._fetch(dispatch, "payload", wanted.bytes), _FETCH_S)
         if not _is(data, wanted):
             raise NotKept("altered", "the payload is not the one that was accepted")
         return data
@@ -67,7 +69,7 @@ class Attempts:
         """The result of an invocation that this attempt made."""
         path = CALLED_PATH.format(invocation=quote(invocation_id, safe=""))
         async with self._called:
-            data = await _tried(lambda: self._fetch(dispatch, path, wanted.bytes), _FETCH_S)
+            data = await tried(lambda: self._fetch(dispatch, path, wanted.bytes), _FETCH_S)
         if not _is(data, wanted):
             raise NotKept("altered", "the result is not the one that was told")
         return data
@@ -77,7 +79,26 @@ class Attempts:
     ) -> Reference:
         """Keep a result's body; `content` makes it anew for every try."""
         async with self._stored:
-            return await _tried(lambda: self._put(dispatch, content, content_type), _STORE_S)
+            return await tried(lambda: self._put(dispatch, content, content_type), _STORE_S)
+
+    def open(
+        self,
+        method: str,
+        dispatch: WorkerDispatchMessage,
+        path: str,
+        *,
+        data: AsyncIterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """One request below the attempt; `path` is quoted."""
+        return self._session.request(
+            method,
+            URL(self._path(dispatch) + path, encoded=True),
+            data=data,
+            headers={**_bearer(dispatch), **(headers or {})},
+            timeout=_patience(),
+            allow_redirects=False,
+        )
 
     async def _fetch(self, dispatch: WorkerDispatchMessage, path: str, bytes_max: int) -> bytes:
         async with self._session.get(
@@ -143,7 +164,7 @@ def _check(status: int) -> None:
         raise aiohttp.ClientError(f"status {status}")
 
 
-async def _tried(act: Callable[[], Awaitable[T]], seconds: float) -> T:
+async def tried(act: Callable[[], Awaitable[T]], seconds: float) -> T:
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     for attempt in range(1000):

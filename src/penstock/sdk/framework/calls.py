@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from penstock.sdk.framework.exchange import Exchange
+from penstock.sdk.framework.objects import InsideObjects
 from penstock.sdk.functions import invocation
 from penstock.sdk.functions.errors import FunctionCancelled, FunctionError, ResultTimeout
 from penstock.sdk.functions.transport import Answer
@@ -28,6 +29,7 @@ class Inside:
     def __init__(self) -> None:
         self._loop_thread = threading.get_ident()
         self._waiting: dict[str, tuple[Exchange, Future]] = {}
+        self._objects = InsideObjects()
 
     def call(self, function: str, payload: Payload, timeout_s: float | None) -> Answer:
         """Block this thread until the other function has ended."""
@@ -73,11 +75,15 @@ class Inside:
             yield from cast("list[Any]", ended.body)
         yield ended
 
+    def objects(self) -> InsideObjects:
+        """The way to the project's objects."""
+        return self._objects
+
     def answered(self, message: dict[str, Any]) -> bool:
         """The sidecar brings an answer; whether anybody waits for it."""
         found = self._waiting.pop(str(message.get("call")), None)
         if found is None:
-            return False
+            return self._objects.answered(message)
         future = found[1]
         if future.set_running_or_notify_cancel():
             future.set_result(_answer(message))
@@ -85,6 +91,7 @@ class Inside:
 
     def forget(self, exchange: Exchange) -> None:
         """The invocation is over or not wanted: whoever waits in it for another one need not."""
+        self._objects.forget(exchange)
         # A copy: other threads make calls meanwhile.
         for call, (owner, future) in list(self._waiting.items()):
             if owner is not exchange or self._waiting.pop(call, None) is None:

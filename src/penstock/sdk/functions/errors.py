@@ -5,6 +5,18 @@ class FunctionError(Exception):
     """A function cannot be called so, or not from here."""
 
 
+class ObjectError(FunctionError):
+    """An object could not be read or written; `code` says why, such as `storage.quota_exceeded`."""
+
+    def __init__(self, message: str, *, code: str = "object_error") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ObjectNotFound(ObjectError):
+    """The project has no object of this key."""
+
+
 class ResultTimeout(FunctionError, TimeoutError):
     """The result did not come in time; the invocation goes on."""
 

@@ -69,7 +69,7 @@ class Function:
     @property
     def spawn(self) -> "Verb":
         """Call it and go on; gives a FunctionCall."""
-        return Verb(self._spawn, _threaded(self._spawn))
+        return Verb(self._spawn, threaded(self._spawn))
 
     @property
     def map(self) -> "Series":
@@ -164,17 +164,17 @@ class FunctionCall:
     @property
     def get(self) -> Verb:
         """The result; `get(timeout)` raises ResultTimeout after so many seconds."""
-        return Verb(self._get, _threaded(self._get))
+        return Verb(self._get, threaded(self._get))
 
     @property
     def status(self) -> Verb:
         """The state, such as `running`."""
-        return Verb(self._status, _threaded(self._status))
+        return Verb(self._status, threaded(self._status))
 
     @property
     def cancel(self) -> Verb:
         """Stop it, in whatever phase it is."""
-        return Verb(self._cancel, _threaded(self._cancel))
+        return Verb(self._cancel, threaded(self._cancel))
 
     def __repr__(self) -> str:
         return f"<penstock call {self.id}>"
@@ -189,7 +189,9 @@ class FunctionCall:
         (self._way or transport()).cancel(self.id)
 
 
-def _threaded(blocking: Callable[P, R]) -> Callable[P, Awaitable[R]]:
+def threaded(blocking: Callable[P, R]) -> Callable[P, Awaitable[R]]:
+    """The same to be awaited, in a thread of the pool."""
+
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
         return await in_thread(lambda: blocking(*args, **kwargs))
 

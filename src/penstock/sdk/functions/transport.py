@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.sdk.functions.errors import FunctionError
 from penstock.sdk.functions.values import Payload
+
+if TYPE_CHECKING:
+    from penstock.sdk.functions.objects import Way
 
 
 @dataclass(eq=False, repr=False)
@@ -56,6 +59,10 @@ class Transport(Protocol):
 
     def stream(self, function: str, payload: Payload) -> "Iterator[Any]":
         """The chunks as they come; the last item is the Answer."""
+        ...
+
+    def objects(self) -> "Way":
+        """The way to the project's objects."""
         ...
 
 

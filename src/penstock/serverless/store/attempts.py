@@ -8,16 +8,18 @@ from penstock.kit.db import Reader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """The current one. `payload_ref` is where its payload is, if that is kept apart."""
+    """The current one. `payload_ref` is where its payload is, if that is kept apart; `created_by` made the
+    invocation."""
 
     attempt: int
+    created_by: str
     payload_ref: dict[str, Any] | None
 
 
 async def current(conn: Reader, *, project_id: str, invocation_id: str, token: bytes) -> Attempt | None:
     """The attempt that this token is of, while it counts."""
     row = await conn.fetchrow(
-        "select attempt, payload_ref from serverless.invocations"
+        "select attempt, created_by, payload_ref from serverless.invocations"
         " where project_id = $1 and id = $2 and token = $3 and finished_at is null",
         project_id,
         invocation_id,
