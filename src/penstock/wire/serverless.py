@@ -1,8 +1,7 @@
 """Messages of functions: what travels between ingress, activator, sidecar and framework.
 
-Names and fields are those of the source's contract, hence the camel case; what we add has a comment. Nothing is
-believed for having arrived: a dispatch carries a MAC under the worker's own key (`MAC_HEADER`), a result the token of
-its attempt, and no message to a node names a caller's inbox.
+Names and fields are those of the source's contract; what we add has a comment. A dispatch carries a MAC under the
+worker's own key (`MAC_HEADER`), a result the token of its attempt. No message to a node names a caller's inbox.
 """
 # ruff: noqa: N815 - the contract is in camel case
 
@@ -369,10 +368,8 @@ FRAMES: Final = "application/x-ndjson"
 #: On the framework's socket; ours. Frameworks of other makes need neither: 404 is fine.
 ANSWER_PATH: Final = "/answer"
 CANCEL_PATH: Final = "/cancel"
-#: On the gateway: `GET …/payload`, `PUT …/result` with the attempt's token as a bearer; `GET …/current` says whether
-#: the attempt still counts.
+#: On the gateway, with the attempt's token as a bearer: `payload`, `result`, `current`, `objects`.
 ATTEMPTS_PATH: Final = "/attempts/{project}/{invocation}/"
-#: Below it, with the same token: `GET` of the kept result of an invocation that the attempt's handler made.
 CALLED_PATH: Final = "calls/{invocation}"
 
 #: Inside a unit.
