@@ -1,5 +1,6 @@
 """The examples, which are the guide's: each runs in a framework, and the guide shows them as they are."""
 
+import base64
 import re
 import subprocess
 import sys
@@ -51,6 +52,41 @@ def test_a_function_that_calls_another(tmp_path: Path) -> None:
             assert (call["function"], call["payload"]["method"]) == ("words-model", "number")
             answer: dict[str, Any] = {"call": call["call"], "invocationID": "inv-2", "state": "succeeded"}
             framework.request("POST", "/answer", answer | {"body": numbers[call["payload"]["args"][0]]})
+    pytest.fail("no reply")
+
+
+def test_a_function_that_reads_and_writes_objects(tmp_path: Path) -> None:
+    content, written = b"one\ntwo\nthree", b""
+    entry = {"key": "in.txt", "size": len(content), "sha256": "0" * 64, "contentType": "text/plain"}
+    with running(tmp_path, "reports:count", code=EXAMPLES) as framework, framework.connect() as wire:
+        wire.invoke({"source": "in.txt", "target": "out.txt"})
+        wire.head()
+        for frame in wire.frames():
+            if "reply" in frame:
+                assert (frame["reply"]["body"], written) == (3, b"3")
+                return
+            asked = frame["object"]
+            answer = {"call": asked["call"], "entry": entry}
+            if asked["op"] == "read":
+                part = content[asked.get("offset", 0) :][: asked.get("length", 0)]
+                answer["data"] = base64.b64encode(part).decode()
+            else:
+                assert (asked["op"], asked["key"], asked["last"]) == ("write", "out.txt", True)
+                written += base64.b64decode(asked["data"])
+            framework.request("POST", "/answer", answer)
+    pytest.fail("no reply")
+
+
+def test_an_object_that_is_not_there_is_a_typed_failure(tmp_path: Path) -> None:
+    with running(tmp_path, "reports:count", code=EXAMPLES) as framework, framework.connect() as wire:
+        wire.invoke({"source": "in.txt", "target": "out.txt"})
+        wire.head()
+        for frame in wire.frames():
+            if "reply" in frame:
+                assert frame["reply"]["errorType"] == "ObjectNotFound"
+                return
+            answer = {"call": frame["object"]["call"], "code": "not_found", "error": "no object with this key"}
+            framework.request("POST", "/answer", answer)
     pytest.fail("no reply")
 
 
