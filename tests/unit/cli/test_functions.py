@@ -13,14 +13,28 @@ from aiohttp import web
 
 from penstock.cli import app as tree
 from penstock.cli import serving
+from penstock.sdk import resolving
 from penstock.sdk.packing import pack
+from penstock.wire import locks
 from scripted_api import Handler, ScriptedApi, error_answer, json_answer
 
 from .answers import page
-from .cases import OBJECT, SKU
+from .cases import MOMENT, OBJECT, RUNTIME, SKU
 from .conftest import Cli
 from .functioncases import FUNCTION, INVOCATION, LINE
 
+RESOLUTION = {
+    "id": f"rsl_{'0' * 26}",
+    "state": "queued",
+    "base": "python:3",
+    "requirements": "tiny>=1\n",
+    "python": "3.11",
+    "lock": "",
+    "error_code": "",
+    "error": "",
+    "created_at": MOMENT,
+    "finished_at": None,
+}
 NAMES = ("shop-price", "shop-till")
 SOURCE = """
 import penstock
@@ -124,6 +138,30 @@ def test_deploy_says_what_was_packed_and_what_idle_workers_cost(
     assert "left out: away is a link that leads out of the folder" in said
     kept = "a worker is kept 300 s after its last call and costs $2.50/h meanwhile; idle_s=… changes it"
     assert f"shop-price: {kept}" in said
+
+
+def test_packages_by_name_are_resolved_by_the_servers_and_shown(
+    api: ScriptedApi, cli: Cli, file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolving, "_POLL_S", 0.01)
+    cli.logged_in(api)
+    file.write_text(SOURCE.replace("retries=2", 'requirements=["tiny>=1"]'))
+    takes(api, file)
+    lock = f"tiny==1.2 --hash=sha256:{'a' * 64}\n"
+    api.on("POST", "/resolutions", json_answer(RESOLUTION, 202))
+    path = f"/resolutions/{RESOLUTION['id']}"
+    api.on("GET", path, json_answer(RESOLUTION), json_answer(RESOLUTION | {"state": "succeeded", "lock": lock}))
+    name = f"/runtimes/shop-{locks.digest('python:3', lock)[:12]}"
+    api.on("PUT", name, json_answer(RUNTIME | {"name": name.rpartition("/")[2]}))
+    assert run(cli, "fn", "deploy", str(file), "--no-wait") == 0, capfd.readouterr().err
+    assert "resolved for Python 3.11: tiny==1.2" in capfd.readouterr().err
+    [asked] = map(json.loads, sent(api, "POST", "/resolutions"))
+    assert (asked["requirements"], asked["upgrade"]) == ("tiny>=1\n", False)
+    assert json.loads(sent(api, "PUT", "/functions/shop-price")[0])["runtime"] == name.rpartition("/")[2]
+    failed = RESOLUTION | {"state": "failed", "error_code": "unresolvable", "error": "tiny>=1 was not found"}
+    api.on("POST", "/resolutions", json_answer(failed, 202))
+    assert run(cli, "fn", "deploy", str(file), "--upgrade") != 0
+    assert "tiny>=1 was not found (code=unresolvable)" in capfd.readouterr().err
 
 
 def test_a_file_that_is_ignored_itself_is_not_deployed(
