@@ -264,12 +264,16 @@ STATEMENTS = (
      where n.state = 'ready' and s.health = 'healthy'
     """,
     # The same counted by rack, so that ten thousand slots need not be looked at one by one: a rack's placeable slots
-    # are its `slots` less those of `unhealthy_slots` that are there.
+    # are its `slots` less those of `unhealthy_slots` that are there. A node is `linked` while a gateway holds its
+    # link, and `fresh` when it was also heard of just now: one that died a moment ago is not.
     """
     create view fleet.placeable_racks as
     select r.id as rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes, r.slots,
-           n.serves_functions
+           n.serves_functions, l.node_id is not null as linked,
+           l.node_id is not null and h.at > clock_timestamp() - interval '8 seconds' as fresh
       from fleet.racks r join fleet.nodes n on n.id = r.node_id
+      left join fleet.heartbeats h on h.node_id = n.id
+      left join fleet.links l on l.node_id = n.id
      where n.state = 'ready' and r.slots > 0
     """,
     """

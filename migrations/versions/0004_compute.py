@@ -74,6 +74,8 @@ STATEMENTS = (
         failing text not null default '',
         version bigint not null default 1,
         fence bigint not null default 1,
+        -- How often it was placed anew because a node did not take it.
+        relocations int not null default 0,
         node_id text,
         unit_id text not null,
         price_microusd_per_hour bigint not null,

@@ -136,6 +136,8 @@ class Limits:
 
     deadlines: Deadlines = field(default_factory=Deadlines)
     gpus_max_default: int = 64
+    #: So often a unit that its node never took is placed on another.
+    relocations_max: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,8 +325,9 @@ class Allocation(Draft):
     """A claim of a project on a slice of a node.
 
     `failing` is why a provisioning that has not reached its end is being undone; empty otherwise. `fence` rises when
-    nothing may be started any more. `billing_ended_at` is when the tenant stopped paying. The GPUs are those that it
-    holds or, once ended, held. Stock that is released for the sake of a waiting request `yields_to` it.
+    nothing may be started any more. `relocations` counts the nodes that did not take it. `billing_ended_at` is when the
+    tenant stopped paying. The GPUs are those that it holds or, once ended, held. Stock that is released for the sake of
+    a waiting request `yields_to` it.
     """
 
     state: State
@@ -332,6 +335,7 @@ class Allocation(Draft):
     failing: str
     version: int
     fence: int
+    relocations: int
     node_id: str | None
     created_at: datetime
     changed_at: datetime

@@ -96,6 +96,11 @@ class Tasks:
             expires_at=body.expires_at,
         )
 
+    async def withdraw(self, tx: Tx, task_id: str, *, older_than_s: float) -> bool:
+        """Take back a task that its node has not been sent within this time; whether that was so. From then on it
+        cannot be sent."""
+        return await task_rows.withdraw(tx, task_id, older_than_s=older_than_s)
+
     async def outcome(self, conn: Reader, task_id: str) -> TaskOutcome | None:
         """How the task ended, or none while it has not."""
         return await task_rows.outcome(conn, task_id)

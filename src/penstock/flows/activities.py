@@ -56,6 +56,8 @@ class Timing:
     runtime_s: float = 600.0
     #: A stop ends with large folders deleted and GPUs scrubbed, each of which the node itself bounds by minutes.
     stop_s: float = 600.0
+    #: A unit whose node has not been sent its task within this time is placed on another node, if one has room.
+    take_s: float = 5.0
     #: A release waits so long for a node that does not answer; an undo does not.
     silence_s: float = 60.0
 
@@ -66,6 +68,10 @@ class Sent:
 
     task_id: str
     node_id: str
+
+
+class _NowhereElse(Exception):
+    """The node that did not take a unit keeps it: nobody else has room."""
 
 
 Dispatch: TypeAlias = Callable[[Tx, Order, Situation], Awaitable[Sent | Result]]
@@ -114,10 +120,10 @@ class Activities:
         sent = await self._send(order, self._build)
         if not isinstance(sent, Sent):
             return sent
-        outcome = await self._wait(order, sent, silence_s=math.inf, until_overdue=True)
+        outcome = await self._wait(order, sent, silence_s=math.inf, provisions=True)
         if not isinstance(outcome, TaskOutcome):
             return outcome
-        return _DONE if outcome.succeeded else Result(Verdict.FAILED, _why("the runtime was not built", outcome))
+        return _DONE if outcome.succeeded else await self._failed(order, "the runtime was not built", outcome)
 
     @activity.defn
     @translated
@@ -139,10 +145,18 @@ class Activities:
         sent = await self._send(order, self._start)
         if not isinstance(sent, Sent):
             return sent
-        outcome = await self._wait(order, sent, silence_s=math.inf, until_overdue=True)
+        outcome = await self._wait(order, sent, silence_s=math.inf, provisions=True)
         if not isinstance(outcome, TaskOutcome):
             return outcome
-        return _DONE if outcome.succeeded else Result(Verdict.FAILED, _why("the unit did not start", outcome))
+        return _DONE if outcome.succeeded else await self._failed(order, "the unit did not start", outcome)
+
+    async def _failed(self, order: Order, what: str, outcome: TaskOutcome) -> Result:
+        """Why a node did not do it, and how many did not even take it."""
+        async with self._db.transaction() as tx:
+            found = await advance.situation(tx, order.allocation_id, order.fence)
+        passed = found.allocation.relocations if found else 0
+        more = f"; {passed} other node{'' if passed == 1 else 's'} before it did not take it" if passed else ""
+        return Result(Verdict.FAILED, _why(what, outcome) + more)
 
     async def _from_stock(self, order: Order) -> bool:
         """Whether a stock unit is in the way of one of its own, and there is time left for that."""
@@ -306,9 +320,10 @@ class Activities:
         return Sent(task_id=task_id, node_id=unit.node_id)
 
     async def _wait(
-        self, order: Order, sent: Sent, *, silence_s: float, until_overdue: bool = False
+        self, order: Order, sent: Sent, *, silence_s: float, provisions: bool = False
     ) -> TaskOutcome | Result:
-        """The task's outcome, or why it is no longer waited for; a node may be silent for `silence_s`."""
+        """The task's outcome, or why it is no longer waited for; a node may be silent for `silence_s`. What provisions
+        ends with the row's deadline, and goes elsewhere when the node does not take it."""
         with self._outcomes.waiting(sent.task_id) as arrived:
             while True:
                 arrived.clear()
@@ -319,10 +334,25 @@ class Activities:
                 try:
                     await asyncio.wait_for(arrived.wait(), POLL_S)
                 except TimeoutError:
-                    if over := await self._given_up(order, sent, silence_s, until_overdue):
+                    if over := await self._given_up(order, sent, silence_s, until_overdue=provisions):
                         return over
+                    if provisions and await self._relocated(order, sent):
+                        return _STALE
 
-    async def _given_up(self, order: Order, sent: Sent, silence_s: float, until_overdue: bool) -> Result | None:
+    async def _relocated(self, order: Order, sent: Sent) -> bool:
+        """Whether the node has not taken the task and another has the unit now. All of it or nothing."""
+        try:
+            async with self._db.transaction() as tx:
+                found = await advance.situation(tx, order.allocation_id, order.fence)
+                if found is None or not await self._tasks.withdraw(tx, sent.task_id, older_than_s=self._timing.take_s):
+                    return False
+                if not await self._moves.relocate(tx, found):
+                    raise _NowhereElse
+        except _NowhereElse:
+            return False
+        return True
+
+    async def _given_up(self, order: Order, sent: Sent, silence_s: float, *, until_overdue: bool) -> Result | None:
         """A second has passed: does the row still ask for this, and can the node still answer?"""
         async with self._db.read() as conn:
             pulse = await advance.pulse(conn, order.allocation_id)

@@ -34,7 +34,7 @@ from penstock.wire.rest import RuntimePut
 LIMITS = Limits(deadlines=Deadlines(requested_s=30, provisioning_s=20, releasing_s=20))
 #: Small, so that lost things are found within a test.
 PATIENCE = Patience(fresh_s=0.2, idle_s=1.5, stuck_s=60, report_s=1, retry_s=1)
-TIMING = Timing(start_s=10, stop_s=1, silence_s=1)
+TIMING = Timing(start_s=10, stop_s=1, silence_s=1, take_s=1)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from penstock.wire.tasks import BAD_CODE, UNIT_HANDOFF, UNIT_START, UNIT_STOP, O
 SHAPE = Shape(sku="g1.1", gpus=1, image="python:3")
 
 
-async def _ready(cloud: Cloud, count: int) -> list[Allocation]:
+async def ready_stock(cloud: Cloud, count: int) -> list[Allocation]:
     """So much stock, started by sagas that have ended: a create passes a row by that one still looks at."""
     async with cloud.world.db.transaction() as tx:
         await stock.put_floor(tx, SHAPE, count)
@@ -61,7 +61,7 @@ async def _held(cloud: Cloud, kind: str) -> AsyncIterator[asyncio.Event]:
 
 
 async def test_a_handoff_makes_active_with_the_nodes_answer_and_no_saga(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
     made = await cloud.create(env={"A": "b"})
     row = await cloud.settle(made.id)
     assert (row.state, row.unit_id, row.stock_id) == (State.ACTIVE, kept.unit_id, kept.id)
@@ -73,18 +73,18 @@ async def test_a_handoff_makes_active_with_the_nodes_answer_and_no_saga(cloud: C
 
 
 async def test_release_stops_the_unit_and_the_keeper_refills(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
     made = await cloud.settle((await cloud.create()).id)
     await cloud.world.release(made.id)
     assert (await cloud.settle(made.id)).state is State.RELEASED
     assert cloud.node.units == set()
-    (fresh,) = await _ready(cloud, 1)
+    (fresh,) = await ready_stock(cloud, 1)
     assert fresh.id != kept.id
     assert cloud.node.units == {fresh.unit_id}
 
 
 async def test_tenants_never_get_the_same_unit(cloud: Cloud) -> None:
-    await _ready(cloud, 4)
+    await ready_stock(cloud, 4)
     results = await asyncio.gather(
         *(cloud.world.create(someone(f"prj_{n}")) for n in range(12)), return_exceptions=True
     )
@@ -97,7 +97,7 @@ async def test_tenants_never_get_the_same_unit(cloud: Cloud) -> None:
 
 
 async def test_an_answer_that_was_lost_is_found_by_a_saga(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
 
     class Deaf:
         async def ended(self, tx: object, *, allocation_id: str, fence: int, succeeded: bool) -> None:
@@ -111,7 +111,7 @@ async def test_an_answer_that_was_lost_is_found_by_a_saga(cloud: Cloud) -> None:
 
 
 async def test_a_handoff_that_fails_ends_in_a_unit_of_its_own_on_the_same_slots(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
     cloud.node.before = _answer(UNIT_HANDOFF, (Outcome.FAILED, None, "the zygote is gone"))
     row = await cloud.settle((await cloud.create()).id)
     assert (row.state, row.unit_id, row.stock_id) == (State.ACTIVE, row.id, None)
@@ -133,7 +133,7 @@ async def test_code_that_no_node_can_use_is_not_tried_again(cloud: Cloud) -> Non
 
 
 async def test_a_handoff_and_a_start_that_both_fail_leave_nothing_behind(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
 
     async def refuse(body: TaskBody) -> Answer | None:
         return (Outcome.FAILED, None, "broken") if body.type in (UNIT_HANDOFF, UNIT_START) else None
@@ -148,7 +148,7 @@ async def test_a_handoff_and_a_start_that_both_fail_leave_nothing_behind(cloud: 
 
 
 async def test_a_unit_that_cannot_be_proved_gone_is_not_followed_by_another(cloud: Cloud) -> None:
-    await _ready(cloud, 1)
+    await ready_stock(cloud, 1)
 
     async def refuse(body: TaskBody) -> Answer | None:
         return (Outcome.FAILED, None, "broken") if body.type in (UNIT_HANDOFF, UNIT_STOP) else None
@@ -161,7 +161,7 @@ async def test_a_unit_that_cannot_be_proved_gone_is_not_followed_by_another(clou
 
 
 async def test_a_release_during_a_handoff_stops_the_unit_and_a_late_answer_changes_nothing(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
     async with _held(cloud, UNIT_HANDOFF) as begun:
         made = await cloud.create()
         await begun.wait()
@@ -173,7 +173,7 @@ async def test_a_release_during_a_handoff_stops_the_unit_and_a_late_answer_chang
 
 
 async def test_a_handoff_that_is_never_answered_ends_at_the_deadline(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
     async with _held(cloud, UNIT_HANDOFF) as begun:
         made = await cloud.create()
         await begun.wait()
@@ -186,7 +186,7 @@ async def test_a_handoff_that_is_never_answered_ends_at_the_deadline(cloud: Clou
 
 
 async def test_stock_that_does_not_fit_makes_room(cloud: Cloud) -> None:
-    kept = await _ready(cloud, 8)
+    kept = await ready_stock(cloud, 8)
     made = await cloud.create(image="python:3.12")
     assert made.node_id is None
     row = await cloud.settle(made.id)

@@ -21,7 +21,7 @@ from penstock.flows.allocation import WORKFLOW, workflow_id
 from penstock.flows.reconcile import NodeKeeper, SagaKeeper
 from penstock.kit import audit
 from penstock.kit.bus import Bus
-from penstock.kit.db import Database
+from penstock.kit.db import Database, Reader
 from penstock.wire.tasks import UNIT_START, TaskBody
 
 
@@ -118,7 +118,7 @@ async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) ->
     row = await cloud.active()
     assert row.active_at is not None
     await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 h'")
-    await sql(cloud, "update fleet.heartbeats set at = now() - interval '10 min'")
+    await sql(cloud, "update fleet.heartbeats set at = now(), listed_at = now() - interval '10 min'")
     await sql(cloud, "update fleet.nodes set state = 'lost'")
     cloud.node.deaf = True
     await keeper_of(cloud).lost_nodes()
@@ -127,21 +127,56 @@ async def test_a_lost_node_is_paid_for_until_its_last_heartbeat(cloud: Cloud) ->
         State.RELEASE_FAILED,
         "the cleanup was not proved: the node is lost",
     )
-    heard = await cloud.world.value("select at from fleet.heartbeats")
+    heard = await cloud.world.value("select listed_at from fleet.heartbeats")
     assert ended.billing_ended_at == heard
 
 
 async def test_a_release_asked_for_while_nobody_knew_of_the_loss_is_paid_for_no_longer(cloud: Cloud) -> None:
     row = await cloud.active()
     await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 h'")
-    await sql(cloud, "update fleet.heartbeats set at = now() - interval '10 min'")
+    await sql(cloud, "update fleet.heartbeats set at = now(), listed_at = now() - interval '10 min'")
     cloud.node.deaf = True
     async with cloud.world.db.transaction() as tx:
         await Release(cloud.world.limits).by_system(tx, audit.system("test"), row.id, "it hangs")
     await sql(cloud, "update fleet.nodes set state = 'lost'")
     await keeper_of(cloud).lost_nodes()
     left = await cloud.world.row(row.id)
-    assert left.billing_ended_at == await cloud.world.value("select at from fleet.heartbeats")
+    assert left.billing_ended_at == await cloud.world.value("select listed_at from fleet.heartbeats")
+
+
+@pytest.mark.parametrize("unheard", [True, False])
+async def test_a_release_while_its_node_was_away_is_paid_for_only_if_the_unit_was_still_there(
+    cloud: Cloud, *, unheard: bool
+) -> None:
+    row = await cloud.active()
+    await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 h'")
+    await cloud.world.release(row.id)
+    released = await cloud.settle(row.id)
+    await sql(cloud, "update compute.allocations set settled = true")
+    await _report(cloud, row.unit_id, "gone", None, "")
+    await sql(cloud, "update fleet.unit_reports set seen_at = now() - interval '10 min', unheard = $1", unheard)
+    keeper = keeper_of(cloud)
+    await keeper.unheard_ends()
+    await keeper.unheard_ends()
+    seen = await cloud.world.value("select seen_at from fleet.unit_reports")
+    left = await cloud.world.row(row.id)
+    assert left.billing_ended_at == (seen if unheard else released.billing_ended_at)
+    assert await cloud.world.value("select settled from compute.allocations") is not unheard
+
+
+async def test_a_node_that_is_back_when_its_loss_is_looked_at_keeps_its_units(cloud: Cloud) -> None:
+    row = await cloud.active()
+    await sql(cloud, "update fleet.nodes set state = 'lost'")
+
+    class Slow(Watch):
+        async def occupied(self, conn: Reader, node_ids: Sequence[str]) -> Sequence[str]:
+            found = await super().occupied(conn, node_ids)
+            await sql(cloud, "update fleet.nodes set state = 'ready'")
+            return found
+
+    watch = Slow(cloud.world.db, cloud.watch.patience)
+    await NodeKeeper(cloud.world.db, watch, Release(cloud.world.limits), cloud.tasks).lost_nodes()
+    assert (await cloud.world.row(row.id)).state is State.ACTIVE
 
 
 async def test_what_runs_on_an_unreachable_node_is_kept(cloud: Cloud) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from penstock.compute import metrics
 from penstock.compute.model import Allocation, Claim, Event, Limits, State
 from penstock.compute.ports import Slots
+from penstock.compute.service.relocate import relocate
 from penstock.compute.store import allocations, claims, handoffs, stock, sweeps
 from penstock.compute.store.allocations import Change
 from penstock.compute.store.sweeps import Pulse
@@ -139,6 +140,10 @@ class Advance:
         if current.stock_id is not None:
             await handoffs.forget(tx, allocation_id, why)
         return Verdict.DONE
+
+    async def relocate(self, tx: Tx, found: Situation) -> bool:
+        """The node never took the unit: the allocation goes to another, if there is one."""
+        return await relocate(tx, found.allocation, self.limits, self.slots)
 
     async def abandon(self, tx: Tx, allocation_id: str, fence: int, *, why: str) -> Verdict:
         """The cleanup could not be proved: the slots are blocked until somebody has looked, or a retry proves it."""

@@ -1,5 +1,6 @@
 """Which slots a request gets, and why it gets none. Best fit, healthy slots only, never across nodes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,10 +22,12 @@ class Placed:
     node_id: str
 
 
-async def place(tx: Tx, draft: Draft, offer: Sku) -> Placed | PenstockError:
+async def place(tx: Tx, draft: Draft, offer: Sku, *, not_on: Sequence[str] = ()) -> Placed | PenstockError:
     """Claim slots on one node, or say why not. The allocation's row must be there or follow in the transaction."""
     for _ in range(ATTEMPTS_MAX):
-        slots = await room.best_fit(tx, offer, draft.gpus, project_id=draft.project_id, serves=draft.serves)
+        slots = await room.best_fit(
+            tx, offer, draft.gpus, project_id=draft.project_id, serves=draft.serves, not_on=not_on
+        )
         if not slots:
             return await explain(tx, draft, offer)
         if await claims.take(tx, draft.id, slots, project_id=draft.project_id):

@@ -21,6 +21,8 @@ class Patience:
 
     #: A row that no saga has touched since it changed: its hint was lost.
     fresh_s: float = 1.0
+    #: A stock unit that is being handed over: nodes answer within milliseconds.
+    handoff_s: float = 3.0
     #: A row whose saga has gone quiet.
     idle_s: float = 15.0
     #: A row whose saga stays quiet although it was asked: it is replaced.
@@ -45,6 +47,7 @@ class Watch:
             return await sweeps.take_undriven(
                 tx,
                 fresh_s=self.patience.fresh_s,
+                handoff_s=self.patience.handoff_s,
                 idle_s=self.patience.idle_s,
                 stuck_s=self.patience.stuck_s,
                 limit=BATCH,

@@ -30,8 +30,12 @@ _FIELDS: Final = tuple(Allocation.__dataclass_fields__)
 _COLUMNS: Final = ", ".join(_FIELDS)
 _DRAFTED: Final = tuple(Draft.__dataclass_fields__)
 _LINE: Final = "jsonb_build_object('state', {state}::text, 'reason', {reason}::text, 'at', clock_timestamp())"
-_GPUS: Final = "array(select gpu_uuid from compute.claims where allocation_id = $1 order by gpu_index)"
-_SIMULATED: Final = "exists (select 1 from compute.claims where allocation_id = $1 and simulated)"
+_GPUS: Final = (
+    "array(select gpu_uuid from compute.claims where allocation_id = $1 and released_at is null order by gpu_index)"
+)
+_SIMULATED: Final = (
+    "exists (select 1 from compute.claims where allocation_id = $1 and released_at is null and simulated)"
+)
 
 
 def of_row(row: Row) -> Allocation:
@@ -222,6 +226,37 @@ async def place(tx: Tx, allocation_id: str, *, node_id: str, deadline_s: float) 
         node_id,
         deadline_s,
     )
+
+
+async def relocate(tx: Tx, current: Allocation, *, node_id: str, reason: str) -> Allocation:
+    """Note the node that a provisioning got in place of one that did not take it, with timeline and fact. The fence
+    rises: whatever was meant for the first node is void. The caller holds the row's lock and its claims."""
+    row = await tx.fetchrow(
+        f"""
+        with moved as (
+            update compute.allocations set node_id = $3, gpu_uuids = {_GPUS}, simulated = {_SIMULATED},
+                unit_id = id, stock_id = null, fence = fence + 1, relocations = relocations + 1, version = version + 1,
+                placed_at = clock_timestamp(), driven_at = clock_timestamp(),
+                timeline = timeline || {_LINE.format(state="state", reason="$4")}
+            where id = $1 and version = $2 and state = 'provisioning' returning {_COLUMNS}
+        ), fact as (
+            insert into kit.outbox ({outbox.COLUMNS})
+            select $5, $6, id, version, organisation_id, project_id, correlation_id, $7 from moved
+        )
+        select * from moved
+        """,  # noqa: S608
+        current.id,
+        current.version,
+        node_id,
+        reason,
+        new_id("evt"),
+        UPDATED_FACT,
+        current.payload(state=current.state, reason=reason, node_id=node_id),
+    )
+    if row is None:
+        raise StaleRow(f"allocation {current.id} was changed meanwhile", allocation_id=current.id)
+    outbox.wake(tx)
+    return of_row(row)
 
 
 async def explain(tx: Tx, allocation_id: str, reason: str) -> None:

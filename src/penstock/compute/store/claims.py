@@ -51,7 +51,7 @@ async def _insert(tx: Tx, allocation_id: str, project_id: str, slots: Sequence[C
 
 
 async def take_back(tx: Tx, allocation_id: str, *, project_id: str) -> None:
-    """Claim again what this allocation once held, as far as nobody else holds it."""
+    """Claim again what this allocation last held, as far as nobody else holds it."""
     await _insert(tx, allocation_id, project_id, await ever(tx, allocation_id))
 
 
@@ -65,6 +65,16 @@ async def free(tx: Tx, allocation_id: str) -> Sequence[str]:
     return [row["slot_id"] for row in rows]
 
 
+async def free_slots(tx: Tx, allocation_id: str, slot_ids: Sequence[str]) -> None:
+    """Give up these of them."""
+    await tx.execute(
+        "update compute.claims set released_at = clock_timestamp()"
+        " where allocation_id = $1 and released_at is null and slot_id = any($2)",
+        allocation_id,
+        list(slot_ids),
+    )
+
+
 async def held(conn: Reader, allocation_id: str) -> Sequence[Claim]:
     """What the allocation holds now."""
     rows = await conn.fetch(
@@ -76,13 +86,31 @@ async def held(conn: Reader, allocation_id: str) -> Sequence[Claim]:
 
 
 async def ever(conn: Reader, allocation_id: str) -> Sequence[Claim]:
-    """What it holds or once held."""
+    """What it holds or last held, on the node that it is on."""
     rows = await conn.fetch(
-        f"select distinct on (gpu_index, slot_id) {_COLUMNS} from compute.claims where allocation_id = $1"  # noqa: S608
-        " order by gpu_index, slot_id",
+        f"select distinct on (gpu_index, slot_id) {_COLUMNS} from compute.claims c where allocation_id = $1"  # noqa: S608
+        " and node_id = (select a.node_id from compute.allocations a where a.id = $1) order by gpu_index, slot_id",
         allocation_id,
     )
     return [_of_row(row) for row in rows]
+
+
+async def tried(conn: Reader, allocation_id: str) -> Sequence[str]:
+    """The nodes that it holds or once held slots on."""
+    rows = await conn.fetch("select distinct node_id from compute.claims where allocation_id = $1", allocation_id)
+    return [row["node_id"] for row in rows]
+
+
+async def return_to(tx: Tx, stock_id: str, slot_ids: Sequence[str]) -> None:
+    """Slots with a stock unit that was never handed over are again what the ended stock held last: whoever asks for
+    the proof that they are clean asks for its unit."""
+    await tx.execute(
+        f"insert into compute.claims (allocation_id, project_id, {_COLUMNS}, released_at)"  # noqa: S608
+        f" select distinct on (slot_id) allocation_id, project_id, {_COLUMNS}, clock_timestamp()"
+        " from compute.claims where allocation_id = $1 and slot_id = any($2) order by slot_id, id desc",
+        stock_id,
+        list(slot_ids),
+    )
 
 
 async def holders(conn: Reader, node_ids: Sequence[str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ _ROOM: Final = f"""
         left join compute.claims c on c.slot_id = u.slot_id and c.released_at is null group by u.rack_id
     ),
     room as (
-        select r.rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes,
+        select r.rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes, r.linked, r.fresh,
             (r.slots - coalesce(held.n, 0) + coalesce(ill.n, 0))::int as free
         from fleet.placeable_racks r
         left join held on held.rack_id = r.rack_id
@@ -39,13 +39,15 @@ _ROOM: Final = f"""
                 and c.released_at is null and c.project_id <> {{project}}))
     )"""  # noqa: S608
 _OF_SKU: Final = _ROOM.format(held="kind = $1", racks=_FITS.format("r"), project="$6")
-#: The tightest GPU for shares, else the tightest node. All shares of a unit by MPS are on one GPU.
+#: The tightest GPU for shares, else the tightest node, of those heard of just now if there are any. All shares of a
+#: unit by MPS are on one GPU. With $9 only nodes whose link stands count.
 _BEST_FIT: Final = f"""
     with {_OF_SKU},
     node as (
-        select node_id from room where free > 0 and node_id <> all($8) group by node_id
+        select node_id from room where free > 0 and node_id <> all($8) and (linked or not $9) group by node_id
         having case when $1 = '{GpuKind.MPS}' then max(free) else sum(free) end >= $7
-        order by case when $1 = '{GpuKind.WHOLE}' then null else min(free) filter (where free >= $7) end,
+        order by bool_or(fresh) desc nulls last,
+            case when $1 = '{GpuKind.WHOLE}' then null else min(free) filter (where free >= $7) end,
             sum(free), random() limit 1
     )
     select s.slot_id, s.node_id, s.gpu_uuid, s.gpu_index, s.simulated, s.kind, s.whole_uuid, s.rack_id, s.numa_node,
@@ -60,15 +62,23 @@ def _asked(offer: Sku, *, serves: bool) -> tuple[str, str, str, int, bool]:
     return offer.share.value, offer.gpu_model, offer.mig_profile, offer.share_memory_bytes_min, serves
 
 
-async def best_fit(conn: Reader, offer: Sku, gpus: int, *, project_id: str, serves: bool = False) -> Sequence[Seat]:
+async def best_fit(
+    conn: Reader,
+    offer: Sku,
+    gpus: int,
+    *,
+    project_id: str,
+    serves: bool = False,
+    not_on: Sequence[str] = (),
+) -> Sequence[Seat]:
     """Free slots of the node with the fewest free that still fit, near one another; none when no node fits.
 
     With `serves`, only nodes that serve functions count. A node whose slots turn out to be fewer than were counted (its
-    GPUs changed under a claim) is passed over.
+    GPUs changed under a claim) is passed over. With `not_on`, only other nodes count, and only those whose link stands.
     """
-    passed_over: list[str] = []
+    passed_over = list(not_on)
     asked = *_asked(offer, serves=serves), project_id, gpus
-    while free := await _free_on_best_node(conn, asked, passed_over):
+    while free := await _free_on_best_node(conn, asked, passed_over, linked=bool(not_on)):
         chosen = choose(free, gpus)
         if len(chosen) == gpus:
             return chosen
@@ -76,8 +86,10 @@ async def best_fit(conn: Reader, offer: Sku, gpus: int, *, project_id: str, serv
     return []
 
 
-async def _free_on_best_node(conn: Reader, asked: Sequence[object], passed_over: list[str]) -> Sequence[Seat]:
-    rows = await conn.fetch(_BEST_FIT, *asked, passed_over)
+async def _free_on_best_node(
+    conn: Reader, asked: Sequence[object], passed_over: list[str], *, linked: bool
+) -> Sequence[Seat]:
+    rows = await conn.fetch(_BEST_FIT, *asked, passed_over, linked)
     return [Seat(**dict(row)) for row in rows]
 
 

@@ -52,8 +52,11 @@ class Undriven:
     stuck: bool
 
 
-async def take_undriven(tx: Tx, *, fresh_s: float, idle_s: float, stuck_s: float, limit: int) -> Sequence[Undriven]:
-    """Rows not at rest that no saga touched lately; `fresh_s` is for those that none has touched at all.
+async def take_undriven(
+    tx: Tx, *, fresh_s: float, handoff_s: float, idle_s: float, stuck_s: float, limit: int
+) -> Sequence[Undriven]:
+    """Rows not at rest that no saga touched lately; `fresh_s` is for those that none has touched at all, `handoff_s`
+    for units of stock, which are handed over without one.
 
     `asked_at` keeps other workers from asking for the same row at once.
     """
@@ -63,6 +66,8 @@ async def take_undriven(tx: Tx, *, fresh_s: float, idle_s: float, stuck_s: float
             select id from compute.allocations
             where deadline_at is not null and ({_MOVING})
                 and (driven_at is null and changed_at < clock_timestamp() - make_interval(secs => $1)
+                    or stock_id is not null and state = 'provisioning'
+                        and driven_at < clock_timestamp() - make_interval(secs => $5)
                     or driven_at < clock_timestamp() - make_interval(secs => $2))
                 and (asked_at is null or asked_at < clock_timestamp() - make_interval(secs => $2))
             order by changed_at limit $4 for update skip locked)
@@ -72,6 +77,7 @@ async def take_undriven(tx: Tx, *, fresh_s: float, idle_s: float, stuck_s: float
         idle_s,
         stuck_s,
         limit,
+        handoff_s,
     )
     return [Undriven(row["id"], row["stuck"]) for row in rows]
 

@@ -98,6 +98,18 @@ async def fence_off(tx: Tx, allocation_id: str, fence: int) -> list[str]:
     return [row["id"] for row in rows]
 
 
+async def withdraw(tx: Tx, task_id: str, *, older_than_s: float) -> bool:
+    """End a task that has waited so long and was never sent: it has certainly had no effect, and never will."""
+    rows = await tx.fetch(
+        "update fleet.tasks set state = 'refused', error_code = 'withdrawn', detail = 'the node did not take it',"
+        " finished_at = clock_timestamp() where id = $1 and state = 'queued' and attempts = 0"
+        " and created_at < clock_timestamp() - make_interval(secs => $2) returning id",
+        task_id,
+        older_than_s,
+    )
+    return bool(rows)
+
+
 async def insert(tx: Tx, task: NewTask) -> str:
     """Queue it; the id of the first task with this key."""
     made = await tx.fetchval(
