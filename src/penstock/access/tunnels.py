@@ -31,6 +31,11 @@ from penstock.wire.link import Close
 from penstock.wire.tunnel import FRAME_BYTES_MAX, Open, Target
 
 CHECK_S: Final = 2.0
+#: So long a request waits for a node that is not connected: after a gateway's restart it is on its way back.
+RETURN_S: Final = 5.0
+_RETURN_LOOK_S: Final = 0.25
+#: So many requests wait at a time; further ones are answered at once.
+_RETURN_WAITING_MAX: Final = 1000
 _HOLDER_KEPT_S: Final = 2.0
 _HOLDERS_KEPT_MAX: Final = 10_000
 #: The database cannot answer; the node comes back, and a row that is left behind is replaced then.
@@ -52,7 +57,16 @@ class Held:
 class Tunnels:
     """Opens streams to nodes, wherever their tunnel ends."""
 
-    def __init__(self, db: Database, nodes: Nodes, peers: Peers, *, gateway_id: str, address: str) -> None:
+    def __init__(
+        self,
+        db: Database,
+        nodes: Nodes,
+        peers: Peers,
+        *,
+        gateway_id: str,
+        address: str,
+        return_s: float = RETURN_S,
+    ) -> None:
         self._db = db
         self._nodes = nodes
         self._peers = peers
@@ -62,15 +76,41 @@ class Tunnels:
         self._holders: dict[str, tuple[float, str]] = {}
         self._forwarding: set[Mux] = set()
         self._registering = asyncio.Lock()
+        self._return_s = return_s
+        self._waiting = 0
 
     async def open(self, node_id: str, target: Target) -> Stream:
-        """A stream to the node. What the node says against it arrives as the stream's abort."""
+        """A stream to the node, which may need a moment to connect again. What the node says against it arrives as the
+        stream's abort."""
+        try:
+            return await self._open(node_id, target)
+        except NodeUnreachable:
+            if self._waiting >= _RETURN_WAITING_MAX:
+                raise
+        self._waiting += 1
+        try:
+            return await self._open_later(node_id, target)
+        finally:
+            self._waiting -= 1
+
+    async def _open_later(self, node_id: str, target: Target) -> Stream:
+        deadline = time.monotonic() + self._return_s
+        while True:
+            await asyncio.sleep(_RETURN_LOOK_S)
+            try:
+                return await self._open(node_id, target)
+            except NodeUnreachable:
+                if time.monotonic() >= deadline:
+                    raise
+
+    async def _open(self, node_id: str, target: Target) -> Stream:
         held = self._held.get(node_id)
         if held is not None and not held.mux.closed:
             return held.mux.open(target)
         address = await self._holder(node_id)
         if address is None or address == self._address:
-            raise NodeUnreachable("the node is not connected; try again", retry_after_s=2)
+            detail = f"the node is not connected, and did not come back within {self._return_s:g} s; try again"
+            raise NodeUnreachable(detail, retry_after_s=2)
         try:
             return await self._peers.open(address, target, node_id)
         except NodeUnreachable:

@@ -2,7 +2,8 @@
 
 The first attempt after a sound connection comes soon: mostly it is this node alone that lost it. After a failure the
 pause is drawn from a range that doubles each time and is never shorter than the time in which the gateway can let all
-of its nodes in, which it tells them while they are connected. A gateway that is busy says when to come back.
+of its nodes in, which it tells them while they are connected. Where that is soon, pauses stay short however long the
+gateway is away: a small fleet is back within two seconds. A gateway that is busy says when to come back.
 """
 
 import random
@@ -15,6 +16,8 @@ SOUND_AFTER_S: Final = 10.0
 _SHORTEST_S: Final = 0.05
 _BASE_S: Final = 0.1
 _CAP_S: Final = 10.0
+#: The longest pause of a fleet that its gateway lets in at once.
+_SMALL_CAP_S: Final = 1.0
 _SOON_S: Final = 1.0
 #: Whatever a gateway says, a node does not wait longer.
 _TOLD_MAX_S: Final = 60.0
@@ -25,10 +28,17 @@ class Crowd:
     """What the gateway said of the others: in how many seconds it can let all of its nodes in again."""
 
     spread_s: float = 0.0
+    told: bool = False
 
     def tell(self, spread_s: float) -> None:
         """The gateway just said so."""
         self.spread_s = min(max(0.0, spread_s), _TOLD_MAX_S)
+        self.told = True
+
+    @property
+    def cap_s(self) -> float:
+        """The longest range of pauses: four times what the gateway needs for all, within bounds."""
+        return min(_CAP_S, max(_SMALL_CAP_S, 4 * self.spread_s)) if self.told else _CAP_S
 
 
 class Pace:
@@ -57,5 +67,5 @@ class Pace:
         if not self._failures:
             return self._uniform(_SHORTEST_S, max(_BASE_S, min(_SOON_S, spread_s)))
         first = spread_s if self._second else 0.0
-        longest = max(spread_s, min(_CAP_S, _BASE_S * 2.0 ** min(self._failures, 20)))
+        longest = max(spread_s, min(self._crowd.cap_s, _BASE_S * 2.0 ** min(self._failures, 20)))
         return first + self._uniform(_SHORTEST_S, longest)

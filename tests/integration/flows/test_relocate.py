@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from integration.flows.fakenode import FakeNode
+from integration.flows.fakenode import Answer, FakeNode
 from integration.flows.stage import Cloud
 from integration.flows.test_handoff import ready_stock
 from penstock.compute.model import State
@@ -14,6 +14,8 @@ from penstock.fleet import slots
 from penstock.flows.handoffs import Answers
 from penstock.flows.reconcile import NodeKeeper
 from penstock.kit.bus import Bus
+from penstock.wire import subjects
+from penstock.wire.tasks import UNIT_START, Outcome, TaskBody
 
 
 @asynccontextmanager
@@ -103,6 +105,24 @@ async def test_stock_on_a_node_that_died_is_left_there_and_its_slot_comes_back_b
                 await asyncio.sleep(0.1)
     assert cloud.node.effects == [("start", stock.unit_id), ("stop", stock.unit_id)]
     assert cloud.node.tenants == {}
+
+
+async def test_a_failure_is_told_at_once(cloud: Cloud, nats_bus: Bus) -> None:
+    """An activator that hears it takes the worker's callers up again; otherwise it looks every half minute."""
+    told: list[State] = []
+
+    async def hear(subject: str, _: bytes) -> None:
+        told.append((await cloud.world.row(subjects.last_token(subject))).state)
+
+    async def break_(body: TaskBody) -> Answer | None:
+        return (Outcome.FAILED, None, "broken") if body.type == UNIT_START else None
+
+    await nats_bus.on_hint(subjects.ALL_ALLOCATIONS, hear)
+    cloud.node.before = break_
+    assert (await cloud.settle((await cloud.create()).id)).state is State.FAILED
+    async with asyncio.timeout(5):
+        while State.FAILED not in told:
+            await asyncio.sleep(0.02)
 
 
 async def _until_dispatched(cloud: Cloud, allocation_id: str) -> None:

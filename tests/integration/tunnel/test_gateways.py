@@ -150,6 +150,16 @@ async def test_command_is_told_when_its_node_is_lost(world: World, http: aiohttp
     assert await asyncio.wait_for(world.units.executions[0].child.wait(), 30) == -9
 
 
+async def test_a_request_waits_for_a_node_that_is_on_its_way_back(world: World, http: aiohttp.ClientSession) -> None:
+    async with world.serving(hello):
+        await world.disconnect_node()
+        asked = asyncio.create_task(get(http, world, world.gateways[0]))
+        await asyncio.sleep(0.5)
+        assert not asked.done(), await asked
+        await world.connect_node()
+        assert await asked == (200, "hello 0")
+
+
 async def test_newer_tunnel_supersedes_the_older(world: World, http: aiohttp.ClientSession) -> None:
     # Its own would come back, and supersede in turn.
     await world.disconnect_node()

@@ -27,8 +27,20 @@ def test_the_first_attempt_is_soon_in_any_fleet() -> None:
     assert pace(spread_s=30).pause_s(stood_s=60) == pytest.approx(1.0)
 
 
+def test_a_small_fleet_is_back_within_two_seconds_however_long_its_gateway_was_away() -> None:
+    """Of the links; the tunnels come right after them."""
+    links, tunnels = pace(spread_s=10 / 200), pace(spread_s=10 / 200, second=True)
+    for _ in range(50):
+        assert max(links.pause_s(stood_s=0), tunnels.pause_s(stood_s=0)) < 1.5
+
+
+def test_a_large_fleet_stays_spread() -> None:
+    dialled = pace(spread_s=5)
+    assert max(dialled.pause_s(stood_s=0) for _ in range(20)) == 10.0
+
+
 def test_the_range_doubles_with_each_failure_up_to_a_cap() -> None:
-    dialled = pace()
+    dialled = Pace(Crowd(), uniform=longest)
     pauses = [dialled.pause_s(stood_s=0) for _ in range(9)]
     assert pauses[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
     assert pauses[-1] == 10.0
@@ -45,7 +57,7 @@ def test_second_connections_come_after_the_first_ones() -> None:
 
 
 def test_a_sound_connection_begins_anew() -> None:
-    dialled = pace()
+    dialled = Pace(Crowd(), uniform=longest)
     for _ in range(9):
         dialled.pause_s(stood_s=0)
     assert dialled.pause_s(stood_s=11) == pytest.approx(0.1)

@@ -103,6 +103,8 @@ class Advance:
         event = await _late_or(tx, current, Event.STEP_FAILED)
         await allocations.move(tx, current, event, Change(reason=current.failing, deadline_s=None))
         await self._let_go(tx, allocation_id, unproved)
+        # Whoever waits for it, a function whose worker this was to be, hears of it now.
+        tx.hint(subjects.allocation(allocation_id))
         metrics.FAILURES.labels("provisioning").inc()
         return Verdict.DONE
 
