@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ async def every_second_is_charged_once(cloud: Cloud) -> int:
     used, earned = (await fetch(cloud, _TOTALS))[0]
     assert used == earned
     return used
+
+
+async def no_outage_is_billed(cloud: Cloud, off: datetime) -> None:
+    """What ran when everything was turned off is paid for until then, once the worker has seen that it is gone."""
+    ran = f"select id, billing_ended_at from compute.allocations where active_at < '{off.isoformat()}' and purpose <> 'stock'"
+    assert await fetch(cloud, f"{ran} and billing_ended_at > '{off.isoformat()}'::timestamptz - interval '30 s'")
+    for _ in range(_SETTLED_S):
+        billed = await fetch(cloud, f"{ran} and billing_ended_at > '{off.isoformat()}'")
+        if not billed:
+            return
+        await asyncio.sleep(1)
+    raise AssertionError(f"off at {off}: {billed}\n{cloud.logs()}")
 
 
 async def no_unit_is_left(cloud: Cloud) -> None:

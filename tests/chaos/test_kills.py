@@ -6,6 +6,7 @@ import random
 import time
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -15,6 +16,7 @@ from chaos.invariants import (
     every_second_is_charged_once,
     everything_ended,
     fetch,
+    no_outage_is_billed,
     no_unit_is_left,
     sandboxes,
     unit_folders,
@@ -63,6 +65,27 @@ async def _stocked(client: AsyncClient) -> None:
         await asyncio.sleep(0.1)
 
 
+async def _turn_off(cloud: Cloud, client: AsyncClient, dice: random.Random) -> datetime:
+    """Everything is off for a while, with units running; when it was off."""
+    await _running(client)
+    await asyncio.to_thread(cloud.down)
+    off = datetime.now(UTC)
+    await asyncio.sleep(dice.uniform(2, 5))
+    await asyncio.to_thread(cloud.up)
+    return off
+
+
+async def _running(client: AsyncClient) -> None:
+    """One that nobody releases meanwhile is there for the outage."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(SdkError):
+            if (await client.allocations.create("g1.1", wait=True)).state == "active":
+                return
+        await asyncio.sleep(0.2)
+    raise AssertionError("nothing ran before the outage")
+
+
 async def _storm(cloud: Cloud, kills: int) -> None:
     seed = int(os.environ.get("PENSTOCK_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
     print(f"seed {seed} (PENSTOCK_CHAOS_SEED={seed} runs it again)")
@@ -81,6 +104,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
             await asyncio.sleep(dice.uniform(0, 1.0))
             seen += len(sandboxes(unit_folders(cloud)))
             await kill(cloud, kind)
+        off = await _turn_off(cloud, client, dice)
         stop.set()
         cycles = sum(await asyncio.gather(*tenants))
         await _release_all(client)
@@ -90,6 +114,7 @@ async def _storm(cloud: Cloud, kills: int) -> None:
     assert (await fetch(cloud, _FROM_STOCK))[0][0], "nothing came from stock"
     await everything_ended(cloud)
     await no_unit_is_left(cloud)
+    await no_outage_is_billed(cloud, off)
     assert await every_second_is_charged_once(cloud) > 0
     assert await events_are_complete_and_in_order(cloud) >= cycles
 
