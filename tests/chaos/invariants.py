@@ -91,10 +91,12 @@ async def every_second_is_charged_once(cloud: Cloud) -> int:
 
 async def no_outage_is_billed(cloud: Cloud, off: datetime) -> None:
     """What ran when everything was turned off is paid for until then, once the worker has seen that it is gone."""
-    ran = f"select id, billing_ended_at from compute.allocations where active_at < '{off.isoformat()}' and purpose <> 'stock'"
-    assert await fetch(cloud, f"{ran} and billing_ended_at > '{off.isoformat()}'::timestamptz - interval '30 s'")
+    moment = f"'{off.isoformat()}'::timestamptz"
+    ran = f"select id, billing_ended_at from compute.allocations where purpose <> 'stock' and active_at < {moment}"
+    hit = await fetch(cloud, f"{ran} and billing_ended_at > {moment} - interval '30 s'")
+    assert hit, "nothing ran when everything was turned off"
     for _ in range(_SETTLED_S):
-        billed = await fetch(cloud, f"{ran} and billing_ended_at > '{off.isoformat()}'")
+        billed = await fetch(cloud, f"{ran} and billing_ended_at > {moment}")
         if not billed:
             return
         await asyncio.sleep(1)

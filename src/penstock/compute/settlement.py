@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.compute.store import allocations
+from penstock.compute.store import endings
 from penstock.kit.db import Tx
 
 
@@ -11,4 +11,4 @@ class Settlement:
 
     async def settle(self, tx: Tx, allocation_ids: Sequence[str]) -> None:
         """They are paid for to the end."""
-        await allocations.settle(tx, allocation_ids)
+        await endings.settle(tx, allocation_ids)

@@ -17,6 +17,7 @@ from penstock.fleet.errors import StaleFence, TaskTooBig
 from penstock.fleet.model import OPEN_TASKS, Config, Task, TaskOutcome, TaskState
 from penstock.fleet.pki import TaskSigner
 from penstock.fleet.ports import UNHEARD, Handoffs
+from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import tasks as task_rows
 from penstock.fleet.store.tasks import Leased, NewTask, Want
@@ -29,7 +30,16 @@ from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
 from penstock.wire.link import ResultVerdict, TaskResult
-from penstock.wire.tasks import PARAMS, TOPOLOGY_DISCOVER, UNIT_HANDOFF, Inventory, Outcome, TaskBody
+from penstock.wire.tasks import (
+    PARAMS,
+    TOPOLOGY_DISCOVER,
+    UNIT_HANDOFF,
+    UNIT_START,
+    Inventory,
+    Outcome,
+    TaskBody,
+    UnitStarted,
+)
 
 BODY_BYTES_MAX: Final = 192 << 10
 #: So many tasks in one frame at most: with the limit above they fit into it.
@@ -136,6 +146,9 @@ async def _commit(tx: Tx, node_id: str, result: TaskResult, handoffs: Handoffs) 
         await audit.record(tx, actor, "tasks.refuse", result.task_id, detail={"code": error_code, "detail": detail})
     if state is TaskState.SUCCEEDED and sent.type == TOPOLOGY_DISCOVER:
         await _take_inventory(tx, node_id, msgspec.msgpack.decode(result.answer, type=Inventory))
+    if state is TaskState.SUCCEEDED and sent.type in (UNIT_START, UNIT_HANDOFF):
+        # Should the node be gone before its next list, it is known what ran there.
+        await link_rows.add_unit(tx, node_id, msgspec.msgpack.decode(result.answer, type=UnitStarted).unit_id)
     if sent.type == UNIT_HANDOFF and sent.allocation_id is not None:
         succeeded = state is TaskState.SUCCEEDED
         await handoffs.ended(tx, allocation_id=sent.allocation_id, fence=sent.fence, succeeded=succeeded)

@@ -354,7 +354,8 @@ async def test_releasing_past_its_deadline_still_ends(
 async def _report(cloud: Cloud, unit_id: str, state: str, code: int | None, exit_class: str) -> None:
     await sql(
         cloud,
-        "insert into fleet.unit_reports (node_id, unit_id, state, exit_code, exit_class) values ($1, $2, $3, $4, $5)",
+        "insert into fleet.unit_reports (node_id, unit_id, state, exit_code, exit_class) values ($1, $2, $3, $4, $5)"
+        " on conflict (node_id, unit_id) do update set state = $3, exit_code = $4, exit_class = $5",
         cloud.node.node_id,
         unit_id,
         state,

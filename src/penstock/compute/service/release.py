@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.compute.model import FINAL, Allocation, Event, Limits, State
-from penstock.compute.store import allocations, claims
+from penstock.compute.store import allocations, claims, endings
 from penstock.compute.store.allocations import Change
 from penstock.kit import audit
 from penstock.kit.audit import Actor
@@ -55,13 +55,13 @@ class Release:
         for current in found:
             await self._leave(tx, actor, current, reason, ended_at=ended_at)
         if ended_at is not None:
-            await allocations.end_billing(tx, node_id, ended_at)
+            await endings.end_billing(tx, node_id, ended_at)
         return len(found)
 
     async def unheard(self, tx: Tx) -> int:
         """End the billing of what was released while its node was away, where the node came back without the unit:
         the unit was last known to run before. How many there were."""
-        return await allocations.end_unheard(tx)
+        return await endings.end_unheard(tx)
 
     async def payer(
         self,

@@ -356,50 +356,6 @@ async def of_payer(
     return [of_row(row) for row in rows]
 
 
-async def end_billing(tx: Tx, node_id: str, at: datetime) -> None:
-    """Nobody pays for a node after this time, also of what was on its way out by then. What was paid for to a later end
-    goes back on the meter, which gives the difference back."""
-    await tx.execute(
-        """
-        with late as (
-            select id from compute.allocations where node_id = $1 and ended_at is null
-                and state in ('releasing', 'release_failed') and billing_ended_at > greatest(active_at, $2)
-            order by id for update
-        )
-        update compute.allocations set billing_ended_at = greatest(active_at, $2), settled = false
-        where id in (select id from late)
-        """,
-        node_id,
-        at,
-    )
-
-
-async def end_unheard(tx: Tx) -> int:
-    """The same for units that were gone when their nodes came back, after a release that had been asked for."""
-    rows = await tx.fetch(
-        """
-        with late as (
-            select a.id, greatest(a.active_at, e.ran_until) as ended_at
-            from fleet.unit_ends e join compute.allocations a on a.unit_id = e.unit_id and a.node_id = e.node_id
-            where e.unheard and a.billing_ended_at > greatest(a.active_at, e.ran_until)
-            order by a.id for update of a
-        )
-        update compute.allocations a set billing_ended_at = late.ended_at, settled = false
-        from late where a.id = late.id returning a.id
-        """
-    )
-    return len(rows)
-
-
-async def settle(tx: Tx, allocation_ids: Sequence[str]) -> None:
-    """Note that nothing of them remains to be charged. They are locked in the order in which all others lock them."""
-    await tx.execute(
-        "with locked as (select id from compute.allocations where id = any($1) order by id for update)"
-        " update compute.allocations set settled = true where id in (select id from locked)",
-        list(allocation_ids),
-    )
-
-
 async def any_unended(conn: Reader, project_id: str) -> bool:
     """Whether the project has an allocation that has not ended."""
     return await conn.fetchval(

@@ -131,6 +131,16 @@ async def replace_units(tx: Tx, node_ids: Sequence[str], units: Sequence[UnitRow
     )
 
 
+async def add_unit(tx: Tx, node_id: str, unit_id: str) -> None:
+    """The node has just started it, and will name it with its next list."""
+    await tx.execute(
+        "insert into fleet.unit_reports (node_id, unit_id, state, exit_class) values ($1, $2, 'running', '')"
+        " on conflict (node_id, unit_id) do nothing",
+        node_id,
+        unit_id,
+    )
+
+
 #: A pause that is longer means that nobody listened.
 _LISTEN_GAP_S: Final = 10.0
 _LISTEN = """
