@@ -42,6 +42,7 @@ _encoder = msgspec.json.Encoder()
 _published = Counter("penstock_outbox_published_total", "Events published by this relay")
 _refused = Counter("penstock_outbox_refused_total", "Publishes that the server refused")
 _dead = Gauge("penstock_outbox_dead_letters", "Events that wait for an operator")
+_waiting_s = Gauge("penstock_outbox_waiting_seconds", "Age of the oldest event that waits to be published")
 _lag = Histogram(
     "penstock_outbox_lag_seconds",
     "From the event's transaction to its acknowledgement by JetStream",
@@ -60,6 +61,11 @@ select o.seq, event_id, type, o.aggregate_id, version, organisation_id, project_
 _REFUSE = """
 update kit.waiting set attempts = attempts + 1, last_error = $2, dead = attempts + 1 >= $3 where seq = $1
 returning dead
+"""
+_MEASURE = """
+select (select count(*) from kit.waiting where dead) as dead,
+       coalesce((select extract(epoch from clock_timestamp() - occurred_at)::float8 from kit.outbox
+                  where seq = (select min(seq) from kit.waiting where not dead)), 0) as waiting_s
 """
 
 
@@ -216,6 +222,15 @@ async def _mark(conn: Reader, sent: list[Row]) -> None:
     _published.inc(len(sent))
 
 
+async def measure(db: Database) -> None:
+    """Bring the figures of what waits up to date."""
+    async with db.read() as conn:
+        row = await conn.fetchrow(_MEASURE)
+    assert row is not None
+    _dead.set(row["dead"])
+    _waiting_s.set(row["waiting_s"])
+
+
 async def _record_refusal(conn: Reader, row: Row, error: Exception) -> None:
     """Count what the server refused for good; an outage counts for nothing."""
     if not isinstance(error, APIError | MaxPayloadError) or isinstance(error, ServerError | ServiceUnavailableError):
@@ -224,8 +239,6 @@ async def _record_refusal(conn: Reader, row: Row, error: Exception) -> None:
     _refused.inc()
     dead = await conn.fetchval(_REFUSE, row["seq"], repr(error)[:500], ATTEMPTS_MAX)
     _log.warning("publish_refused", event_id=row["event_id"], error=repr(error), dead=dead)
-    if dead:
-        _dead.inc()
 
 
 def waves(rows: Iterable[Row]) -> list[list[Row]]:

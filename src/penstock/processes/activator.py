@@ -37,7 +37,7 @@ from penstock.kit.streamguard import StreamGuard
 from penstock.kit.telemetry import logger
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
-from penstock.serverless import streams
+from penstock.serverless import queue, streams
 from penstock.serverless.callout import Callout
 from penstock.serverless.model import Limits, Worker
 from penstock.serverless.service import burying
@@ -59,6 +59,7 @@ _BATCH_MAX: Final = 256
 _SWEEP_S: Final = 1.0
 _STREAMS_S: Final = 2.0
 _PROBE_S: Final = 5.0
+_MEASURE_S: Final = 10.0
 _PARKED_S: Final = 0.5
 
 
@@ -245,6 +246,7 @@ async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, pa
         if nats_bus.client.is_connected:
             await streams.keep(nats_bus, database)
 
+    tasks.create_task(every(_MEASURE_S, lambda: queue.measure(database), name="measure"))
     for config in streams.STREAMS:
         guard = StreamGuard(nats_bus, database, config, ensure_streams)
         tasks.create_task(every(_PROBE_S, guard.probe, name=f"probe {config.name}"))

@@ -4,6 +4,7 @@ import gc
 import importlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from penstock.cli.local import data_folder
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.kit import settings
+from penstock.processes.localsettings import environ
 from penstock.processes.told import told
 from penstock.processes.up.folder import DataFolder, ProcessStatus
 
@@ -89,8 +91,10 @@ def _up(
     usual = folder.path == data_folder(None, {**session.environ, "PENSTOCK_DATA": ""})
 
     def announce(ready: banner.Ready) -> None:
-        if not supervise:
-            typer.echo(banner.text(ready, folder.path, usual_folder=usual, attached=not detach))
+        # Whoever reads it may have gone, which must end nothing.
+        with suppress(OSError):
+            if not supervise:
+                typer.echo(banner.text(ready, folder.path, usual_folder=usual, attached=not detach))
 
     with told():
         if not detach:
@@ -186,11 +190,11 @@ def _import(name: str) -> ModuleType:
 
 
 def _migrate(session: Session) -> None:
-    """Bring the database in PENSTOCK_DATABASE_URL to the newest schema."""
+    """Bring the database in PENSTOCK_DATABASE_URL, or the local instance's, to the newest schema."""
     from penstock.kit.migrate import migrate
 
     with told():
-        migrate(settings.load(_DatabaseSettings, "db", session.environ).database_url)
+        migrate(settings.load(_DatabaseSettings, "db", environ(session)).database_url)
 
 
 def _pki_init(
@@ -230,7 +234,7 @@ def _bootstrap(
     from penstock.processes.up import database
 
     with told():
-        url = settings.load(_DatabaseSettings, "db", session.environ).database_url
+        url = settings.load(_DatabaseSettings, "db", environ(session)).database_url
         key = asyncio.run(database.administrator(url, reset=reset))
     if key is None:
         raise CliError("there is an administrator already; --reset makes a new key", exit_code=CONFLICT)

@@ -14,6 +14,7 @@ from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.kit import db, settings
 from penstock.notices import upkeep as notices
+from penstock.processes.localsettings import environ
 from penstock.processes.told import told
 from penstock.secrets import keyring
 from penstock.secrets.keyring import Keyring
@@ -23,7 +24,11 @@ from penstock.serverless import upkeep as serverless
 
 Folder = Annotated[
     Path | None,
-    typer.Option("--dir", help="The folder of the keys. Default: $PENSTOCK_SECRETS_DIR.", show_default=False),
+    typer.Option(
+        "--dir",
+        help="The folder of the keys. Default: $PENSTOCK_SECRETS_DIR, or the local instance's.",
+        show_default=False,
+    ),
 ]
 
 
@@ -53,7 +58,7 @@ def _rotate(session: Session, *, dir: Folder = None) -> None:  # noqa: A002
 
 def _make(session: Session, given: Path | None, make: Callable[[Path], str | None]) -> None:
     with told():
-        folder = given or Path(settings.load(_FolderSettings, "api", session.environ).secrets_dir)
+        folder = given or Path(settings.load(_FolderSettings, "api", environ(session)).secrets_dir)
         try:
             made = make(folder)
         except OSError as error:
@@ -66,7 +71,7 @@ def _make(session: Session, given: Path | None, make: Callable[[Path], str | Non
 def _rewrap(session: Session) -> None:
     """Put the keys of all secrets, those of webhooks too, under the current master key, while everything runs."""
     with told():
-        found = settings.load(_Settings, "api", session.environ)
+        found = settings.load(_Settings, "api", environ(session))
         with progress("rewrapping") as report:
             done = asyncio.run(_run(found, lambda count: report(f"rewrapped {count}")))
     session.output.line(f"rewrapped {done.versions}")

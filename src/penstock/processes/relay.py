@@ -4,7 +4,7 @@ import asyncio
 import os
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -12,11 +12,12 @@ from msgspec import Meta
 from penstock.kit import auditchain, bus, db, process, retention, settings
 from penstock.kit.bus import EVENTS
 from penstock.kit.db import Database
-from penstock.kit.relay import Relay
+from penstock.kit.relay import Relay, measure
 from penstock.kit.streamguard import StreamGuard
 from penstock.kit.telemetry import logger
 
 _log = logger(__name__)
+_MEASURE_S: Final = 10.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(process.every(settings.stream_check_s, ensure_stream, name="ensure_stream"))
         tasks.create_task(publish())
+        tasks.create_task(process.every(_MEASURE_S, lambda: measure(database), name="measure"))
         tasks.create_task(process.every(settings.audit_link_s, lambda: auditchain.extend(database), name="audit_chain"))
         tasks.create_task(process.every(settings.sweep_every_s, lambda: _sweep(database, settings), name="retention"))
 

@@ -27,7 +27,8 @@ def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> s
         *([("NATS for nodes", instance.nats)] if instance.nats else []),
         ("Admin key", instance.key),
         *([("Temporal's web UI", instance.temporal_ui)] if instance.temporal_ui else []),
-        ("Data and logs", str(folder)),
+        ("Data", str(folder)),
+        ("Logs", str(folder / "log")),
     ]
     width = max(len(name) for name, _ in places)
     lines = ["", "Penstock is ready.", ""]
@@ -42,6 +43,7 @@ def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> s
         f"  {command} alloc exec ID -- python3 -c 'print(1)'",
         f"  {command} alloc release ID --wait",
         "",
+        f"{command} status shows how it is; {command} key show prints the key.",
         "Ctrl-C stops everything." if attached else f"{command} down stops everything.",
     ]
     return "\n".join(lines)

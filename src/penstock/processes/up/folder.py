@@ -38,6 +38,9 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     temporal_ui: str = ""
     nats: str = ""
+    #: For operators' commands on this machine, which talk to the database themselves.
+    database_url: str = ""
+    secrets_dir: str = ""
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +126,11 @@ class DataFolder:
         """What the webhooks of the local payment provider are signed with."""
         return self.path / "payments.secret"
 
+    @property
+    def metrics_targets(self) -> Path:
+        """Where /metrics of each process is, as Prometheus reads it (`file_sd_configs`)."""
+        return self.path / "metrics.json"
+
     def prepare(self) -> None:
         """Make the folder, closed to others."""
         try:
@@ -175,7 +183,11 @@ class DataFolder:
         return _read(self.path / "instance.json", Instance)
 
     def save_status(self, status: Status) -> None:
-        """Let `penstock status` see how things are."""
+        """Let `penstock status` see how things are, and Prometheus where."""
+        targets = [
+            {"targets": [each.metrics], "labels": {"process": each.name}} for each in status.processes if each.metrics
+        ]
+        secret.keep(self.metrics_targets, msgspec.json.encode(targets).decode())
         secret.keep(self.path / "status.json", msgspec.json.encode(status).decode())
 
     def status(self) -> Status | None:
@@ -192,7 +204,7 @@ class DataFolder:
 
     def forget(self) -> None:
         """Take back what tells others that this install runs."""
-        for name in ("instance.json", "status.json"):
+        for name in ("instance.json", "status.json", "metrics.json"):
             (self.path / name).unlink(missing_ok=True)
 
 

@@ -111,6 +111,8 @@ class Install:
             pid=os.getpid(),
             temporal_ui=running.temporal_ui,
             nats=addresses.nodes_nats_url,
+            database_url=addresses.database_url,
+            secrets_dir=self._environ.get("PENSTOCK_SECRETS_DIR", "") or str(self._folder.secrets),
         )
         self._folder.save_instance(self._instance)
         return self._instance

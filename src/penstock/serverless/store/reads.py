@@ -221,3 +221,11 @@ async def drop_letter(tx: Tx, project_id: str, letter_id: str) -> bool:
         "delete from serverless.dead_letters where project_id = $1 and id = $2", project_id, letter_id
     )
     return status == "DELETE 1"
+
+
+async def queue_age_s(conn: Reader) -> float:
+    """For how long the oldest invocation that is due has waited for a worker."""
+    return await conn.fetchval(
+        "select coalesce(extract(epoch from clock_timestamp() - min(due_at)), 0)::float8"
+        " from serverless.invocations where waiting and due_at < clock_timestamp()"
+    )
