@@ -1,6 +1,6 @@
 """Where bytes are: one folder or one bucket, by the same calls. Nothing here knows projects or keys.
 
-Errors of the store become StoreAway, or StorageFull where there is no space; what the store itself says goes to the log only.
+Errors of the store become StoreAway, or StorageFull where there is no space; what the store says goes to the log only.
 """
 
 import asyncio
