@@ -123,7 +123,7 @@ async def test_a_handoff_that_fails_ends_in_a_unit_of_its_own_on_the_same_slots(
 
 
 async def test_code_that_no_node_can_use_is_not_tried_again(cloud: Cloud) -> None:
-    (kept,) = await _ready(cloud, 1)
+    (kept,) = await ready_stock(cloud, 1)
     cloud.node.error_code = BAD_CODE
     cloud.node.before = _answer(UNIT_HANDOFF, (Outcome.FAILED, None, "it has a link"))
     row = await cloud.settle((await cloud.create()).id)
