@@ -71,9 +71,11 @@ def _calls() -> Iterator[tuple[str, ast.Call, str | None]]:
     for place, module in SOURCES.items():
         named = _assigned(module)
         for node in ast.walk(module):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FUNCTIONS:
-                if getattr(node.func.value, "id", None) == "re":
-                    yield place, node, named.get(node)
+            called = node.func if isinstance(node, ast.Call) else None
+            if not isinstance(called, ast.Attribute) or called.attr not in FUNCTIONS:
+                continue
+            if getattr(called.value, "id", None) == "re":
+                yield place, node, named.get(node)
 
 
 def _patterns() -> Iterator[Found]:

@@ -5,8 +5,10 @@ element of a list, and a path is worked out only for the place that is refused.
 """
 
 import re
-from json.decoder import JSONDecodeError, scanstring
-from typing import Final, NoReturn
+from collections.abc import Callable
+from json.decoder import JSONDecodeError
+from json.decoder import scanstring as _scan  # pyright: ignore[reportAttributeAccessIssue]
+from typing import Final, NoReturn, cast
 
 from penstock.kit.errors import Invalid
 
@@ -17,6 +19,8 @@ _UNSAFE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u
 _TOKEN: Final = re.compile(r'"([ !#-\[\]-~]*)"([ \t\r\n]*:)?|[{}"]|[0-9]{20,}')
 _COLON: Final = re.compile(r"[ \t\r\n]*:")
 _PLACE: Final = re.compile(r'[\[\]{},"]')
+#: Text and where a string in it begins → the string and where it ends.
+scanstring = cast("Callable[[str, int], tuple[str, int]]", _scan)
 _KEY_CHARACTERS_MAX: Final = 64
 _PATH_CHARACTERS_MAX: Final = 255
 
