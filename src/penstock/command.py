@@ -16,6 +16,7 @@ from penstock.cli.session import Session, command, group
 
 _TOKEN: Final = "PENSTOCK_AGENT_ENROLMENT_TOKEN"  # noqa: S105 (a name)
 _TOKEN_CHARACTERS_MAX: Final = 1024
+_PANEL: Final = "Run a cloud on this machine"
 _PROCESSES: Final = {
     "up": "Start the whole cloud here.",
     "down": "Stop the local cloud.",
@@ -37,14 +38,17 @@ def main() -> None:
 
 def entries() -> dict[str, Entry]:
     """What runs processes of this package, and so is not part of the command line that speaks only HTTP."""
-    processes = {name: Entry(text, needs_server(name, _processes), inside=True) for name, text in _PROCESSES.items()}
+    processes = {
+        name: Entry(text, needs_server(name, _processes), inside=True, panel=_PANEL)
+        for name, text in _PROCESSES.items()
+    }
     keys = needs_server("secrets-key", module("penstock.processes.keys"))
     simulated = needs_server("sim", module("penstock.processes.sim"))
     return {
         **processes,
-        "node": Entry(ENTRIES["node"].help, _nodes),
-        "secrets-key": Entry("The master keys that secrets are encrypted under.", keys),
-        "sim": Entry("Simulated nodes, for trying a fleet on one machine.", simulated),
+        "node": Entry(ENTRIES["node"].help, _nodes, panel=ENTRIES["node"].panel),
+        "secrets-key": Entry("The master keys that secrets are encrypted under.", keys, panel=_PANEL),
+        "sim": Entry("Simulated nodes, for trying a fleet on one machine.", simulated, panel=_PANEL),
     }
 
 

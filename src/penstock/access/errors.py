@@ -71,7 +71,7 @@ _NOT_RUNNABLE: Final = frozenset({"refused", "malformed", "reserved_env", "too_l
 def from_abort(error: StreamAborted, *, port: int | None = None) -> PenstockError:
     """The customer's view of a stream's end. `port` is none for a command."""
     if error.code == "no_unit":
-        return NotFound("no object with this id")
+        return NotFound("the allocation's unit is not on its node")
     if error.code == "refused" and port is not None:
         return PortRefused(f"nothing in the unit listens on port {port}", retry_after_s=1)
     if error.code in ("lost", "no_node"):

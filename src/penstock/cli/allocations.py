@@ -5,13 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli import execution
-from penstock.cli.errors import SERVER, CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli import completing, execution, names
+from penstock.cli.errors import SERVER, TIMEOUT, YOUR_CODE, CliError
+from penstock.cli.interrupts import explained
+from penstock.cli.many import each
+from penstock.cli.output import EXTRA, NEEDED, Column, Format
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money
-from penstock.sdk.compute import AT_REST
+from penstock.sdk.compute import AT_REST, new_allocation_id
 from penstock.wire.rest import Allocation, TimelineEntry
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 app = group("alloc", "Rent GPUs and use them.")
 
+STATES: Final = ("requested", "provisioning", "active", "releasing", "release_failed", "released", "failed")
 RELEASED: Final = frozenset({"released", "release_failed", "failed"})
 _WAIT_S: Final = 900.0
 
@@ -30,15 +33,15 @@ def _purpose(item: Allocation) -> str:
 
 
 COLUMNS: list[Column[Allocation]] = [
-    Column("id", lambda item: item.id),
-    Column("name", lambda item: item.name),
+    Column("id", lambda item: item.id, rank=NEEDED),
+    Column("name", lambda item: item.name, rank=NEEDED),
     Column("purpose", _purpose),
-    Column("state", lambda item: item.state),
+    Column("state", lambda item: item.state, rank=NEEDED),
     Column("sku", lambda item: item.sku),
     Column("gpus", lambda item: f"{item.gpus}{' (simulated)' if item.simulated else ''}"),
     Column("per hour", lambda item: Money(item.price_microusd_per_hour)),
     Column("created", lambda item: item.created_at),
-    Column("reason", lambda item: item.reason, chars_max=60),
+    Column("reason", lambda item: item.reason, rank=EXTRA),
 ]
 DETAIL_COLUMNS: list[Column[Allocation]] = [
     *COLUMNS,
@@ -54,11 +57,23 @@ DETAIL_COLUMNS: list[Column[Allocation]] = [
 ]
 TIMELINE_COLUMNS: list[Column[TimelineEntry]] = [
     Column("at", lambda entry: entry.at),
-    Column("state", lambda entry: entry.state),
+    Column("state", lambda entry: entry.state, rank=NEEDED),
     Column("reason", lambda entry: entry.reason),
 ]
 
-AllocationId = Annotated[str, typer.Argument(help="The allocation's id (alc_…).")]
+AllocationName = Annotated[
+    str,
+    typer.Argument(
+        metavar="ALLOCATION", help="The allocation's name or id (alc_…).", autocompletion=completing.allocations
+    ),
+]
+AllocationNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ALLOCATION…", help="The allocations' names or ids (alc_…).", autocompletion=completing.allocations
+    ),
+]
+SkuName = Annotated[str, typer.Option(help="The offer; see `penstock sku list`.", autocompletion=completing.skus)]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done, and show how it moves.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long --wait waits at most.")]
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; repeat.")]
@@ -67,7 +82,7 @@ Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A la
 @command(app, "create", example="penstock alloc create --sku g1.1 --gpus 2 --label team=vision --wait")
 def create(
     session: Session,
-    sku: Annotated[str, typer.Option(help="The offer; see `penstock sku list`.")],
+    sku: SkuName,
     argv: Annotated[list[str] | None, typer.Argument(help="The unit's own command, after --.")] = None,
     gpus: Annotated[int, typer.Option(help="How many GPUs, all on one node.")] = 1,
     name: Annotated[str | None, typer.Option(help="What to call it.")] = None,
@@ -79,7 +94,10 @@ def create(
         list[str] | None,
         typer.Option(metavar="NAME[=ENV]", help="Give it this secret as /run/secrets/NAME, and as a variable; repeat."),
     ] = None,
-    runtime: Annotated[str | None, typer.Option(help="An environment; see `penstock runtime list`.")] = None,
+    runtime: Annotated[
+        str | None,
+        typer.Option(help="An environment; see `penstock runtime list`.", autocompletion=completing.runtimes),
+    ] = None,
     wait_capacity: Annotated[
         int, typer.Option(metavar="SECONDS", help="Wait this long for free GPUs instead of being refused.")
     ] = 0,
@@ -87,7 +105,9 @@ def create(
     timeout: Timeout = _WAIT_S,
 ) -> None:
     """Rent GPUs."""
-    with session.client() as client:
+    chosen = new_allocation_id()
+    made: Allocation | None = None
+    with session.client() as client, explained(lambda: _left_behind(session, chosen, made)):
         made = client.allocations.create(
             sku,
             gpus=gpus,
@@ -100,43 +120,60 @@ def create(
             secrets=_secrets(secret or []),
             runtime=runtime,
             wait_s=wait_capacity,
+            allocation_id=chosen,
         )
         if wait:
-            made = follow(client, made, until=AT_REST, timeout_s=timeout)
+            made = follow(session, client, made, until=AT_REST, timeout_s=timeout)
     show_one(session, made)
     if wait and made.state != "active":
-        raise CliError(f"{made.id} is {made.state}: {made.reason}", code="not_active", exit_code=SERVER)
+        code = YOUR_CODE if made.state == "released" and argv and _exited(made.reason) else SERVER
+        raise CliError(f"{made.id} is {made.state}: {made.reason}", code="not_active", exit_code=code)
+
+
+def _exited(reason: str) -> bool:
+    """Whether the unit's own command ended it."""
+    return reason.startswith(("the unit exited", "the unit was killed"))
+
+
+def _left_behind(session: Session, allocation_id: str, made: Allocation | None) -> str:
+    """What to do about an allocation that nobody waits for any more."""
+    release = session.line("alloc", "release", allocation_id)
+    if made is None:
+        return f"{allocation_id} may have been made, and is charged then; this ends it: {release}"
+    return f"{allocation_id} goes on and is charged; this ends it: {release}"
 
 
 @command(app, "list", example="penstock alloc list --state active --label team=vision")
 def list_(
     session: Session,
-    state: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
-    sku: Annotated[str | None, typer.Option(help="Only of this offer.")] = None,
+    everything: Annotated[bool, typer.Option("-a", "--all", help="Also those that have ended.")] = False,
+    state: Annotated[
+        str | None, typer.Option(help="Only in this state.", autocompletion=completing.words(*STATES))
+    ] = None,
+    sku: Annotated[str | None, typer.Option(help="Only of this offer.", autocompletion=completing.skus)] = None,
     name: Annotated[str | None, typer.Option(help="Only of this name.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only with this label; repeat.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="How many at most.")] = None,
 ) -> None:
-    """List allocations, newest first."""
+    """List the allocations that have not ended, newest first; with --all or --state, also others."""
     labels = pairs(label or [], option="--label")
+    ended = None if everything or state else False
     with session.client() as client:
-        listed = client.allocations.list(state=state, sku=sku, name=name, labels=labels, limit=limit)
+        listed = client.allocations.list(state=state, sku=sku, name=name, labels=labels, ended=ended, limit=limit)
         session.output.items(listed, COLUMNS)
 
 
-@command(app, "show", example="penstock alloc show alc_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def show(session: Session, allocation_id: AllocationId) -> None:
+@command(app, "show", example="penstock alloc show train")
+def show(session: Session, allocation: AllocationName) -> None:
     """Show an allocation with its addresses, its timeline and the reason for its state."""
     with session.client() as client:
-        show_one(session, client.allocations.get(allocation_id))
+        show_one(session, client.allocations.get(names.allocation(client, allocation)))
 
 
-@command(
-    app, "update", example="penstock alloc update alc_01k9z3v5x7y9a1b3c5d7e9f1g3 --name trainer --label team=vision"
-)
+@command(app, "update", example="penstock alloc update train --name trainer --label team=vision")
 def update(
     session: Session,
-    allocation_id: AllocationId,
+    allocation: AllocationName,
     name: Annotated[str | None, typer.Option(help="A new name.")] = None,
     label: Label = None,
 ) -> None:
@@ -145,37 +182,51 @@ def update(
         raise CliError("give --name, --label or both")
     labels = None if label is None else pairs(label, option="--label")
     with session.client() as client:
-        show_one(session, client.allocations.update(allocation_id, name=name, labels=labels))
+        found = names.allocation(client, allocation)
+        show_one(session, client.allocations.update(found, name=name, labels=labels))
 
 
-@command(app, "release", example="penstock alloc release alc_01k9z3v5x7y9a1b3c5d7e9f1g3 --wait")
+@command(app, "release", example="penstock alloc release train --wait")
 def release(
     session: Session,
-    allocation_id: AllocationId,
+    allocations: AllocationNames,
     reason: Annotated[str, typer.Option(help="Why; shown on the allocation.")] = "",
     wait: Wait = False,
     timeout: Timeout = _WAIT_S,
 ) -> None:
-    """Give the GPUs back, in whatever state the allocation is."""
+    """Give the GPUs back, in whatever state the allocations are."""
     with session.client() as client:
-        released = client.allocations.release(allocation_id, reason=reason)
+        done = each(
+            session, allocations, lambda text: client.allocations.release(names.allocation(client, text), reason=reason)
+        )
         if wait:
-            released = follow(client, released, until=RELEASED, timeout_s=timeout)
-    show_one(session, released)
-    if wait and released.state == "release_failed":
-        raise CliError(f"{released.id}: {released.reason}", code="release_failed", exit_code=SERVER)
+            released = [follow(session, client, it, until=RELEASED, timeout_s=timeout) for it in done.values]
+        else:
+            released = done.values
+    if done.many:
+        session.output.items(released, COLUMNS)
+    else:
+        show_one(session, released[0])
+    if failed := [it for it in released if wait and it.state == "release_failed"]:
+        said = "; ".join(f"{it.id}: {it.reason}" for it in failed)
+        raise CliError(said, code="release_failed", exit_code=SERVER)
+    done.end()
 
 
 command(
     app,
     "exec",
-    example="penstock alloc exec alc_01k9z3v5x7y9a1b3c5d7e9f1g3 -- python3 -c 'print(1)'",
+    example="penstock alloc exec train -- python3 -c 'print(1)'",
     passes_on=True,
 )(execution.execute)
 
 
-def follow(client: "Client", allocation: Allocation, *, until: Collection[str], timeout_s: float) -> Allocation:
+def follow(
+    session: Session, client: "Client", allocation: Allocation, *, until: Collection[str], timeout_s: float
+) -> Allocation:
     """Wait and show every change of state."""
+    from penstock.sdk.errors import WaitTimeout
+
     shown = [_moved(allocation)]
 
     def moved(item: Allocation) -> None:
@@ -186,9 +237,9 @@ def follow(client: "Client", allocation: Allocation, *, until: Collection[str], 
     try:
         with progress(shown[0]) as report:
             return client.allocations.wait(allocation.id, until=until, timeout_s=timeout_s, on_change=moved)
-    except KeyboardInterrupt:
-        notice(f"{allocation.id} goes on; see `penstock alloc show {allocation.id}`")
-        raise
+    except WaitTimeout as error:
+        see = session.line("alloc", "show", allocation.id)
+        raise CliError(f"{error.message}; see `{see}`", code=error.code, exit_code=TIMEOUT) from None
 
 
 def _moved(allocation: Allocation) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.cli import budgets, payments, prices
+from penstock.cli import budgets, names, payments, prices
 from penstock.cli.errors import CONFLICT, CliError
 from penstock.cli.figures import is_time, remaining, used, what
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, clean, dollars, microusd
 from penstock.wire.rest import (
@@ -40,7 +40,7 @@ Memo = Annotated[str, typer.Option(help="Why: it stands on the statement.")]
 
 BALANCE_COLUMNS: list[Column[Balance]] = [
     Column("organisation", lambda found: found.organisation_id),
-    Column("state", lambda found: found.state),
+    Column("state", lambda found: found.state, rank=NEEDED),
     Column("available", lambda found: Money(found.available_microusd)),
     Column("balance", lambda found: Money(found.balance_microusd)),
     Column("promotional credit", lambda found: Money(found.credit_microusd)),
@@ -278,14 +278,14 @@ def _show_invoice(session: Session, found: Invoice) -> None:
 @command(app, "grant", example="penstock billing grant org_default 25 --memo 'welcome'")
 def grant(
     session: Session,
-    organisation_id: Annotated[str, typer.Argument(help="The organisation (org_…).")],
+    organisation: Annotated[str, typer.Argument(help="The organisation, by name or id (org_…).")],
     amount: Annotated[str, typer.Argument(metavar="DOLLARS", help="Such as 25 or 3.49.")],
     memo: Memo,
 ) -> None:
     """Give an organisation promotional credit; operators only."""
     asked = microusd(amount, field="amount", at_least=_AMOUNT_MIN_MICROUSD)
     with session.client() as client:
-        made = client.billing.grant(organisation_id, asked, memo=memo)
+        made = client.billing.grant(names.organisation(client, organisation), asked, memo=memo)
     _show_transfer(session, made)
 
 
@@ -310,7 +310,7 @@ def correct(
 @command(app, "terms", example="penstock billing terms org_default --credit-limit 100")
 def terms(
     session: Session,
-    organisation_id: Annotated[str, typer.Argument(help="The organisation (org_…).")],
+    organisation: Annotated[str, typer.Argument(help="The organisation, by name or id (org_…).")],
     credit_limit: Annotated[
         str | None, typer.Option(metavar="DOLLARS", help="Let it go so far below zero; without it, show the terms.")
     ] = None,
@@ -318,6 +318,7 @@ def terms(
     """Show or set how far an organisation may go below zero; operators only."""
     limit = None if credit_limit is None else microusd(credit_limit, field="credit-limit")
     with session.client() as client:
+        organisation_id = names.organisation(client, organisation)
         if limit is None:
             found = client.billing.terms(organisation_id)
         else:

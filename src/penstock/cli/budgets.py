@@ -5,7 +5,9 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.cli.output import Column, Format, notice
+from penstock.cli import names
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column, Format
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, microusd
 from penstock.wire.rest import Budget
@@ -13,7 +15,7 @@ from penstock.wire.rest import Budget
 app = group("budget", "What may be spent in an hour, a day or a month.")
 
 COLUMNS: list[Column[Budget]] = [
-    Column("id", lambda budget: budget.id),
+    Column("id", lambda budget: budget.id, rank=NEEDED),
     Column("subject", lambda budget: budget.key_id or budget.project_id),
     Column("period", lambda budget: budget.period),
     Column("limit", lambda budget: Money(budget.limit_microusd)),
@@ -43,7 +45,7 @@ def set_(
     session: Session,
     per: Annotated[Per, typer.Option(help="The period, by the UTC calendar.")],
     limit: Annotated[str, typer.Option(metavar="DOLLARS", help="What may be spent in it, up to six decimals.")],
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Of this key (key_…) only.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Of this key only, by name or id.")] = None,
     warn: Annotated[
         bool, typer.Option("--warn", help="Only tell when it is reached; refuse and release nothing.")
     ] = False,
@@ -51,7 +53,8 @@ def set_(
     """Set the budget of the project or of a key. What was spent in the period already counts."""
     amount = microusd(limit, field="limit")
     with session.client() as client:
-        made = client.budgets.set(per.value, amount, key_id=key, action="warn" if warn else "reject")
+        key_id = None if key is None else names.key(client, key)
+        made = client.budgets.set(per.value, amount, key_id=key_id, action="warn" if warn else "reject")
     session.output.item(made, COLUMNS)
 
 
@@ -71,8 +74,15 @@ def show(session: Session, budget: BudgetId) -> None:
 
 
 @command(app, "delete", example="penstock billing budget delete bdg_01k9z3v5w7x8y9z0a1b2c3d4e5")
-def delete(session: Session, budget: BudgetId) -> None:
-    """Delete a budget: it limits nothing any more."""
+def delete(
+    session: Session,
+    budgets: Annotated[list[str], typer.Argument(metavar="BUDGET…", help="The budgets' ids (bdg_…).")],
+) -> None:
+    """Delete budgets: they limit nothing any more."""
     with session.client() as client:
-        client.budgets.delete(budget)
-    notice(f"deleted {budget}")
+
+        def delete(text: str) -> str:
+            client.budgets.delete(text)
+            return f"deleted budget {text}"
+
+        say_each(session, budgets, delete)

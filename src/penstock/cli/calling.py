@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.errors import CONFLICT, SERVER, CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli import completing
+from penstock.cli.errors import CONFLICT, SERVER, TIMEOUT, YOUR_CODE, CliError
+from penstock.cli.interrupts import explained
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.session import Session
 from penstock.cli.text import clean, size
 from penstock.wire.rest import Invocation, OutputLine
@@ -28,9 +30,9 @@ LINE_COLUMNS: list[Column[OutputLine]] = [
     Column("text", lambda line: line.text),
 ]
 STATUS_COLUMNS: list[Column[Invocation]] = [
-    Column("id", lambda item: item.id),
+    Column("id", lambda item: item.id, rank=NEEDED),
     Column("function", lambda item: item.function),
-    Column("state", lambda item: item.state),
+    Column("state", lambda item: item.state, rank=NEEDED),
     Column("waiting for", lambda item: item.waiting_for),
     Column("mode", lambda item: item.mode),
     Column("version", lambda item: item.version),
@@ -47,8 +49,14 @@ STATUS_COLUMNS: list[Column[Invocation]] = [
     Column("result", lambda item: size(item.result.bytes) if item.result else None),
 ]
 
-Name = Annotated[str, typer.Argument(help="The function's name, such as images-resize.")]
-InvocationId = Annotated[str, typer.Argument(help="The invocation's id.")]
+Name = Annotated[
+    str, typer.Argument(help="The function's name, such as images-resize.", autocompletion=completing.functions)
+]
+InvocationId = Annotated[str, typer.Argument(help="The invocation's id.", autocompletion=completing.invocations)]
+#: Failures that are the handler's own; all others are the cloud's.
+_OF_HANDLERS: Final = frozenset(
+    {"handler_error", "framework_timeout", "framework_error", "oom", "result_too_large", "framework_unhealthy"}
+)
 
 
 def invoke(
@@ -63,27 +71,36 @@ def invoke(
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait at most.")] = _WAIT_S,
 ) -> None:
     """Call a function and print its result. An object is taken as keyword arguments where the names fit."""
-    body = _payload(payload)
-    with session.client() as client:
+    from penstock.sdk.remote import new_invocation_id
+
+    body, chosen = _payload(payload), new_invocation_id()
+    with session.client() as client, explained(lambda: _left_behind(session, chosen)):
         if asynchronous:
-            ack = client.functions.invoke(name, body)
+            ack = client.functions.invoke(name, body, invocation=chosen)
             session.output.json(ack) if session.output.format is Format.JSON else session.output.line(ack.invocationID)
         elif stream:
-            _follow(session, client, client.functions.invoke(name, body, mode="stream").invocationID)
+            _follow(session, client, client.functions.invoke(name, body, mode="stream", invocation=chosen).invocationID)
         else:
-            _print(session, _call(client, name, body, timeout))
+            _print(session, _call(session, client, name, body, chosen, timeout))
 
 
-def _call(client: "Client", name: str, body: bytes, timeout_s: float) -> "Answer":
+def _left_behind(session: Session, invocation_id: str) -> str:
+    cancel = session.line("fn", "cancel", invocation_id)
+    return f"{invocation_id} goes on if it was accepted, and is charged then; this ends it: {cancel}"
+
+
+def _call(session: Session, client: "Client", name: str, body: bytes, invocation_id: str, timeout_s: float) -> "Answer":
     from penstock.sdk.functions.errors import ResultTimeout
     from penstock.sdk.functions.values import JSON, Payload
     from penstock.sdk.remote import Outside
 
     try:
         with closing(Outside(client)) as way:
-            return way.call(name, Payload(JSON, body), timeout_s)
+            return way.call(name, Payload(JSON, body), timeout_s, invocation_id=invocation_id)
     except ResultTimeout as error:
-        raise CliError(f"{error}; it goes on: penstock fn status", code="wait_timeout", exit_code=SERVER) from None
+        status, cancel = (session.line("fn", verb, invocation_id) for verb in ("status", "cancel"))
+        message = f"{error}; it goes on: see `{status}`, end it with `{cancel}`"
+        raise CliError(message, code="wait_timeout", exit_code=TIMEOUT) from None
 
 
 def _payload(text: str | None) -> bytes:
@@ -112,7 +129,7 @@ def _read(name: str) -> bytes:
 
 def _print(session: Session, answer: "Answer") -> None:
     if answer.state != "succeeded":
-        raise _failed(answer.invocation_id, answer.state, answer.error_type, answer.error, answer.traceback)
+        raise _failed(answer)
     _print_body(session, answer.body)
 
 
@@ -126,13 +143,15 @@ def _print_body(session: Session, body: Any) -> None:
         session.output.json(body)
 
 
-def _failed(invocation_id: str, state: str, error_type: str, error: str, traceback: str) -> CliError:
+def _failed(answer: "Answer") -> CliError:
     """The handler's own words first, on lines of their own."""
-    first, _, rest = error.partition("\n")
-    for line in (*rest.splitlines(), *traceback.splitlines()):
+    first, _, rest = answer.error.partition("\n")
+    for line in (*rest.splitlines(), *answer.traceback.splitlines()):
         notice(line)
-    what = f"{error_type}: {first}" if error_type else first
-    return CliError(f"{invocation_id} {state}" + (f": {what}" if what else ""), code=state, exit_code=SERVER)
+    what = f"{answer.error_type}: {first}" if answer.error_type else first
+    own = answer.error_type or answer.failure_class in _OF_HANDLERS
+    message = f"{answer.invocation_id} {answer.state}" + (f": {what}" if what else "")
+    return CliError(message, code=answer.state, exit_code=YOUR_CODE if own else SERVER)
 
 
 def _follow(session: Session, client: "Client", invocation_id: str) -> None:
@@ -142,9 +161,22 @@ def _follow(session: Session, client: "Client", invocation_id: str) -> None:
             streamed = streamed or said.kind == "chunk"
             _print_said(session, said)
         elif said.state != "succeeded":
-            raise _failed(said.id, said.state, said.error_type, said.error, said.traceback)
+            raise _failed(_answer(said))
         elif not streamed:
             _print_returned(session, client, invocation_id)
+
+
+def _answer(found: Invocation) -> "Answer":
+    from penstock.sdk.functions.transport import Answer
+
+    return Answer(
+        found.id,
+        found.state,
+        failure_class=found.failure_class,
+        error=found.error,
+        error_type=found.error_type,
+        traceback=found.traceback,
+    )
 
 
 def _print_returned(session: Session, client: "Client", invocation_id: str) -> None:

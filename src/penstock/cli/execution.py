@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli import completing, names
 from penstock.cli.errors import NO_COMMAND, NOT_RUNNABLE, CliError
 from penstock.cli.session import Session
 from penstock.sdk.protocol import identifier
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 def execute(
     session: Session,
-    allocation_id: Annotated[str, typer.Argument(help="The allocation's id (alc_…).")],
+    allocation: Annotated[
+        str,
+        typer.Argument(
+            metavar="ALLOCATION", help="The allocation's name or id (alc_…).", autocompletion=completing.allocations
+        ),
+    ],
     argv: Annotated[list[str], typer.Argument(help="The command and its arguments, after --.")],
     env: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A variable; repeat.")] = None,
     cwd: Annotated[str, typer.Option(help="Where it starts.")] = "",
@@ -41,11 +47,18 @@ def execute(
     words = argv[1:] if argv[:1] == ["--"] else argv
     if not words:
         raise CliError("give a command after --", field="argv")
-    identifier("alc", allocation_id, name="allocation_id")
     variables = pairs(env or [], option="--env")
-    command = Command(allocation_id=allocation_id, argv=words, env=variables, cwd=cwd)
+    command = Command(allocation_id=_id(session, allocation), argv=words, env=variables, cwd=cwd)
     code = asyncio.run(_execute(session, command, read_stdin=not no_stdin))
     raise typer.Exit(code)
+
+
+def _id(session: Session, text: str) -> str:
+    """The allocation's id. Only a name is asked for: an id costs no request."""
+    if text.startswith("alc_"):
+        return identifier("alc", text, name="allocation")
+    with session.client() as client:
+        return names.allocation(client, text)
 
 
 async def _execute(session: Session, command: "Command", *, read_stdin: bool) -> int:
@@ -53,10 +66,7 @@ async def _execute(session: Session, command: "Command", *, read_stdin: bool) ->
     from penstock.sdk.client import AsyncClient
     from penstock.sdk.errors import InvalidRequest
 
-    api_url, key, resolved = session.credentials()
-    project = resolved.project.text if resolved.project else None
-    gateway_url = resolved.gateway_url.text if resolved.gateway_url else None
-    async with AsyncClient(api_url, key, project=project, gateway_url=gateway_url) as client:
+    async with AsyncClient(**session.target()) as client:
         stdin = _stdin() if read_stdin else execute.once(b"")
         try:
             code, _ = await execute.execute(client.executor, command, stdin=stdin, write=_write)

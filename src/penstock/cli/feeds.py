@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.many import say_each
+from penstock.cli.output import Column, Format
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import cell, clean, csv_cell
 from penstock.wire.rest import DeadLetterOut, EventOut
@@ -30,7 +31,6 @@ DEAD_LETTER_COLUMNS: list[Column[DeadLetterOut]] = [
     Column("error", lambda letter: letter.last_error),
 ]
 
-EventId = Annotated[str, typer.Argument(help="The event's id (evt_…).")]
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
 
@@ -74,16 +74,30 @@ def list_(session: Session, limit: Limit = 100) -> None:
 
 
 @command(dead_letters, "requeue", example="penstock dead-letters requeue evt_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def requeue(session: Session, event_id: EventId) -> None:
-    """Publish one again."""
+def requeue(
+    session: Session,
+    events: Annotated[list[str], typer.Argument(metavar="EVENT…", help="The events' ids (evt_…).")],
+) -> None:
+    """Publish events again."""
     with session.client() as client:
-        client.dead_letters.requeue(event_id)
-    notice(f"requeued {event_id}")
+
+        def requeue(text: str) -> str:
+            client.dead_letters.requeue(text)
+            return f"requeued event {text}"
+
+        say_each(session, events, requeue)
 
 
 @command(dead_letters, "discard", example="penstock dead-letters discard evt_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def discard(session: Session, event_id: EventId) -> None:
-    """Give one up."""
+def discard(
+    session: Session,
+    events: Annotated[list[str], typer.Argument(metavar="EVENT…", help="The events' ids (evt_…).")],
+) -> None:
+    """Give events up."""
     with session.client() as client:
-        client.dead_letters.discard(event_id)
-    notice(f"discarded {event_id}")
+
+        def discard(text: str) -> str:
+            client.dead_letters.discard(text)
+            return f"discarded event {text}"
+
+        say_each(session, events, discard)

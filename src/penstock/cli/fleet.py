@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import cell, clean
 from penstock.wire.rest import FleetOverview, NodeLoad, Problem
@@ -18,7 +18,7 @@ app = group("fleet", "The fleet at a glance, and what is stuck.")
 
 NODE_COLUMNS: list[Column[NodeLoad]] = [
     Column("node", lambda node: node.name),
-    Column("id", lambda node: node.id),
+    Column("id", lambda node: node.id, rank=NEEDED),
     Column("state", lambda node: node.state + (" (simulated)" if node.simulated else "")),
     Column("gpus used", lambda node: f"{node.gpus_used}/{node.gpus_total}"),
     Column("unusable", lambda node: node.gpus_unusable or None),
@@ -29,7 +29,7 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
 ]
 PROBLEM_COLUMNS: list[Column[Problem]] = [
     Column("kind", lambda problem: problem.kind),
-    Column("id", lambda problem: problem.id),
+    Column("id", lambda problem: problem.id, rank=NEEDED),
     Column("since", lambda problem: problem.since),
     Column("reason", lambda problem: problem.reason),
     Column("what to do", lambda problem: problem.repair),

@@ -1,23 +1,18 @@
 """Functions: deploy, call and look after them."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from penstock.cli import calling, serving
-from penstock.cli.output import Column, notice
+from penstock.cli import calling, completing, serving
+from penstock.cli.many import Done, each, say_each
+from penstock.cli.output import EXTRA, NEEDED, Column
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import DeadLetter, Function, FunctionVersion, FunctionWorker, Invocation
-
-if TYPE_CHECKING:
-    from penstock.sdk.client import Client
 
 app = group("fn", "Functions: deploy, call and look after them.")
 dead_letters = group("dlq", "What functions could not do.")
 app.add_typer(dead_letters)
-
-INVOCATION_SHOWN: Final = 60
 
 
 def _version(item: Function) -> str:
@@ -32,14 +27,14 @@ def _workers(item: Function) -> str:
 
 
 COLUMNS: list[Column[Function]] = [
-    Column("name", lambda item: item.name),
+    Column("name", lambda item: item.name, rank=NEEDED),
     Column("version", _version),
     Column("sku", lambda item: item.definition.sku),
     Column("workers", _workers),
     Column("queued", lambda item: item.queued),
     Column("running", lambda item: item.running),
     Column("updated", lambda item: item.updated_at),
-    Column("waiting for", lambda item: item.waiting_for, chars_max=60),
+    Column("waiting for", lambda item: item.waiting_for, rank=EXTRA),
 ]
 DETAIL_COLUMNS: list[Column[Function]] = [
     *COLUMNS,
@@ -72,36 +67,41 @@ VERSION_COLUMNS: list[Column[FunctionVersion]] = [
     Column("created by", lambda item: item.created_by),
 ]
 WORKER_COLUMNS: list[Column[FunctionWorker]] = [
-    Column("name", lambda item: item.name),
-    Column("state", lambda item: item.state),
+    Column("name", lambda item: item.name, rank=NEEDED),
+    Column("state", lambda item: item.state, rank=NEEDED),
     Column("version", lambda item: item.version),
     Column("inflight", lambda item: f"{item.inflight}/{item.slots}"),
     Column("served", lambda item: item.served),
     Column("allocation", lambda item: item.allocation_id),
     Column("ready", lambda item: item.ready_at),
-    Column("reason", lambda item: item.reason, chars_max=60),
+    Column("reason", lambda item: item.reason, rank=EXTRA),
 ]
 INVOCATION_COLUMNS: list[Column[Invocation]] = [
-    Column("id", lambda item: item.id),
+    Column("id", lambda item: item.id, rank=NEEDED),
     Column("function", lambda item: item.function),
-    Column("state", lambda item: item.state),
+    Column("state", lambda item: item.state, rank=NEEDED),
     Column("attempts", lambda item: item.attempts),
     Column("milliseconds", lambda item: item.duration_ms),
     Column("created", lambda item: item.created_at),
-    Column("reason", lambda item: item.error or item.waiting_for, chars_max=INVOCATION_SHOWN),
+    Column("reason", lambda item: item.error or item.waiting_for, rank=EXTRA),
 ]
 LETTER_COLUMNS: list[Column[DeadLetter]] = [
-    Column("id", lambda item: item.id),
+    Column("id", lambda item: item.id, rank=NEEDED),
     Column("function", lambda item: item.function),
     Column("invocation", lambda item: item.invocation_id),
     Column("class", lambda item: item.failure_class),
-    Column("error", lambda item: item.error, chars_max=60),
+    Column("error", lambda item: item.error, rank=EXTRA),
     Column("created", lambda item: item.created_at),
     Column("replayed as", lambda item: item.replayed_as),
 ]
 
-Name = Annotated[str, typer.Argument(help="The function's name, such as images-resize.")]
-InvocationId = Annotated[str, typer.Argument(help="The invocation's id.")]
+Name = calling.Name
+InvocationIds = Annotated[
+    list[str],
+    typer.Argument(metavar="INVOCATION…", help="The invocations' ids.", autocompletion=completing.invocations),
+]
+LetterIds = Annotated[list[str], typer.Argument(metavar="LETTER…", help="The dead letters' ids.")]
+STATES: Final = ("queued", "dispatching", "running", "succeeded", "failed", "expired", "cancelled", "dead_lettered")
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
 
 command(app, "deploy", example="penstock fn deploy images.py")(serving.deploy)
@@ -143,8 +143,12 @@ command(app, "logs", example="penstock fn logs images-resize -f")(calling.logs)
 @command(app, "invocations", example="penstock fn invocations images-resize --state failed")
 def invocations(
     session: Session,
-    name: Annotated[str | None, typer.Argument(help="Only of this function.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Only of this function.", autocompletion=completing.functions)
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only in this state.", autocompletion=completing.words(*STATES))
+    ] = None,
     limit: Limit = 100,
 ) -> None:
     """List invocations, newest first."""
@@ -157,17 +161,25 @@ command(app, "result", example="penstock fn result inv-0123456789abcdef --out pi
 
 
 @command(app, "cancel", example="penstock fn cancel inv-0123456789abcdef")
-def cancel(session: Session, invocation: InvocationId) -> None:
-    """Stop an invocation, in whatever phase it is."""
+def cancel(session: Session, invocations: InvocationIds) -> None:
+    """Stop invocations, in whatever phase they are."""
     with session.client() as client:
-        session.output.item(client.invocations.cancel(invocation), INVOCATION_COLUMNS)
+        _show(session, each(session, invocations, client.invocations.cancel))
 
 
 @command(app, "retry", example="penstock fn retry inv-0123456789abcdef")
-def retry(session: Session, invocation: InvocationId) -> None:
-    """Do an ended invocation again, as a new one."""
+def retry(session: Session, invocations: InvocationIds) -> None:
+    """Do ended invocations again, as new ones."""
     with session.client() as client:
-        session.output.item(client.invocations.retry(invocation), INVOCATION_COLUMNS)
+        _show(session, each(session, invocations, client.invocations.retry))
+
+
+def _show(session: Session, done: "Done[Invocation]") -> None:
+    if done.many:
+        session.output.items(done.values, INVOCATION_COLUMNS)
+    else:
+        session.output.item(done.values[0], INVOCATION_COLUMNS)
+    done.end()
 
 
 @command(app, "rollback", example="penstock fn rollback images-resize --to 3")
@@ -182,17 +194,21 @@ def rollback(
 
 
 @command(app, "delete", example="penstock fn delete images-resize")
-def delete(session: Session, name: Annotated[list[str], typer.Argument(help="The functions' names.")]) -> None:
+def delete(
+    session: Session,
+    functions: Annotated[
+        list[str],
+        typer.Argument(metavar="FUNCTION…", help="The functions' names.", autocompletion=completing.functions),
+    ],
+) -> None:
     """Delete functions: what waits fails, what runs may finish."""
     with session.client() as client:
-        delete_all(client, name)
 
+        def delete(name: str) -> str:
+            client.functions.delete(name)
+            return f"deleted function {name}"
 
-def delete_all(client: "Client", names: Sequence[str]) -> None:
-    """Each in turn, with a word for each."""
-    for name in names:
-        client.functions.delete(name)
-        notice(f"deleted {name}")
+        say_each(session, functions, delete)
 
 
 @command(dead_letters, "list", example="penstock fn dlq list")
@@ -203,15 +219,19 @@ def list_letters(session: Session, limit: Limit = 100) -> None:
 
 
 @command(dead_letters, "replay", example="penstock fn dlq replay dlt_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def replay(session: Session, letter: Annotated[str, typer.Argument(help="The dead letter's id.")]) -> None:
-    """Make a new invocation of one."""
+def replay(session: Session, letters: LetterIds) -> None:
+    """Make new invocations of dead letters."""
     with session.client() as client:
-        session.output.item(client.function_dead_letters.replay(letter), INVOCATION_COLUMNS)
+        _show(session, each(session, letters, client.function_dead_letters.replay))
 
 
 @command(dead_letters, "discard", example="penstock fn dlq discard dlt_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def discard(session: Session, letter: Annotated[str, typer.Argument(help="The dead letter's id.")]) -> None:
-    """Give one up."""
+def discard(session: Session, letters: LetterIds) -> None:
+    """Give dead letters up."""
     with session.client() as client:
-        client.function_dead_letters.discard(letter)
-    notice(f"discarded {letter}")
+
+        def discard(letter: str) -> str:
+            client.function_dead_letters.discard(letter)
+            return f"discarded dead letter {letter}"
+
+        say_each(session, letters, discard)

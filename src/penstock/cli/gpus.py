@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli import completing, names
 from penstock.cli.errors import SERVER, CliError
 from penstock.cli.output import Column
 from penstock.cli.progress import progress
@@ -64,43 +65,45 @@ COLUMNS: Final[list[Column[NodeGpu]]] = [
     Column("allocation", lambda gpu: gpu.allocation_id),
 ]
 
-NodeId = Annotated[str, typer.Argument(help="The node's id (nod_…).")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's name or id (nod_…).", autocompletion=completing.nodes)
+]
 Gpu = Annotated[str, typer.Argument(help="Its number on the node, its UUID, or its slot (slt_…).")]
 
 
-@command(app, "list", example="penstock node gpu list nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def list_(session: Session, node_id: NodeId) -> None:
+@command(app, "list", example="penstock node gpu list rack1-host7")
+def list_(session: Session, node: NodeName) -> None:
     """List a node's GPUs with their health and what their sensors show."""
     with session.client() as client:
-        session.output.items(client.nodes.get(node_id).gpus, COLUMNS)
+        session.output.items(client.nodes.get(names.node(client, node)).gpus, COLUMNS)
 
 
-@command(
-    app, "quarantine", example="penstock node gpu quarantine nod_01k9z3v5x7y9a1b3c5d7e9f1g3 3 --reason 'fan is loud'"
-)
+@command(app, "quarantine", example="penstock node gpu quarantine rack1-host7 3 --reason 'fan is loud'")
 def quarantine(
     session: Session,
-    node_id: NodeId,
+    node: NodeName,
     gpu: Gpu,
     reason: Annotated[str, typer.Option(help="Why; shown on the GPU and in the audit log.")] = "",
     drain: Annotated[bool, typer.Option("--drain", help="Release what runs on it.")] = False,
 ) -> None:
     """Take a GPU out of service until you ask for its return."""
     with session.client() as client:
+        node_id = names.node(client, node)
         slot_id = _slot(client, node_id, gpu)
         session.output.item(client.nodes.quarantine_gpu(node_id, slot_id, reason=reason, drain=drain), COLUMNS)
 
 
-@command(app, "return", example="penstock node gpu return nod_01k9z3v5x7y9a1b3c5d7e9f1g3 3")
+@command(app, "return", example="penstock node gpu return rack1-host7 3")
 def return_(
     session: Session,
-    node_id: NodeId,
+    node: NodeName,
     gpu: Gpu,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the probe's end.")] = True,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait at most.")] = _WAIT_S,
 ) -> None:
     """Have a quarantined GPU probed: it returns to service if it passes."""
     with session.client() as client:
+        node_id = names.node(client, node)
         slot_id = _slot(client, node_id, gpu)
         found = client.nodes.return_gpu(node_id, slot_id)
         if wait:

@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Column, Format, notice
+from penstock.cli import completing, names
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.resolve import local_instance
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Key
@@ -12,8 +14,8 @@ from penstock.wire.rest import Key
 app = group("key", "Make, list and revoke API keys.")
 
 COLUMNS: list[Column[Key]] = [
-    Column("id", lambda key: key.id),
-    Column("name", lambda key: key.name),
+    Column("id", lambda key: key.id, rank=NEEDED),
+    Column("name", lambda key: key.name, rank=NEEDED),
     Column("hint", lambda key: key.hint),
     Column("role", lambda key: key.role),
     Column("principal", lambda key: key.principal_id),
@@ -34,15 +36,25 @@ def list_(session: Session) -> None:
 def create(
     session: Session,
     name: Annotated[str, typer.Argument(help="What to call it.")],
-    role: Annotated[str, typer.Option(help="owner, admin, developer, viewer or billing.")] = "developer",
+    role: Annotated[
+        str,
+        typer.Option(
+            help="owner, admin, developer, viewer or billing.", autocompletion=completing.words(*completing.ROLES)
+        ),
+    ] = "developer",
     service_account: Annotated[
-        str | None, typer.Option(help="Make it for this service account (sva_…) instead of for yourself.")
+        str | None,
+        typer.Option(
+            help="Make it for this service account, by name or id, instead of for yourself.",
+            autocompletion=completing.service_accounts,
+        ),
     ] = None,
     expires_in: Annotated[int | None, typer.Option(metavar="SECONDS", help="When it stops working.")] = None,
 ) -> None:
     """Make a key and print its secret, this once."""
     with session.client() as client:
-        made = client.keys.create(name, role=role, service_account_id=service_account, expires_in_s=expires_in)
+        owner = None if service_account is None else names.service_account(client, service_account)
+        made = client.keys.create(name, role=role, service_account_id=owner, expires_in_s=expires_in)
     if session.output.format is Format.JSON:
         session.output.json(made)
         return
@@ -50,12 +62,22 @@ def create(
     session.output.line(made.secret)
 
 
-@command(app, "revoke", example="penstock key revoke key_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def revoke(session: Session, key_id: Annotated[str, typer.Argument(help="The key's id (key_…).")]) -> None:
-    """Make a key worthless, within seconds."""
+@command(app, "revoke", example="penstock key revoke ci")
+def revoke(
+    session: Session,
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY…", help="The keys' names or ids (key_…).", autocompletion=completing.keys),
+    ],
+) -> None:
+    """Make keys worthless, within seconds."""
     with session.client() as client:
-        client.keys.revoke(key_id)
-    notice(f"revoked {key_id}")
+
+        def revoke(text: str) -> str:
+            client.keys.revoke(names.key(client, text))
+            return f"revoked key {text}"
+
+        say_each(session, keys, revoke)
 
 
 @command(app, "show", example="export PENSTOCK_API_KEY=$(penstock key show)")

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name at the root. `inside` takes the command of this name out of the group that is loaded."""
+    """One name at the root, shown in the help under `panel`. `inside` takes the command of this name out of the group
+    that is loaded."""
 
     help: str
     load: Callable[[], typer.Typer]
     inside: bool = False
     hidden: bool = False
+    panel: str = "Commands"
 
 
 def module(name: str, attribute: str = "app") -> Callable[[], typer.Typer]:
@@ -47,11 +49,20 @@ def lazy_group(entries: Mapping[str, Entry]) -> type[TyperGroup]:
             return super().resolve_command(ctx, args)
 
         def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:  # noqa: ARG002
-            shown = [(name, entry.help) for name, entry in entries.items() if not entry.hidden]
-            with formatter.section("Commands"):
-                formatter.write_dl(shown)
+            for panel, shown in _panels(entries).items():
+                with formatter.section(panel):
+                    formatter.write_dl(shown)
 
     return LazyGroup
+
+
+def _panels(entries: Mapping[str, Entry]) -> dict[str, list[tuple[str, str]]]:
+    """Names and help of the entries that are shown, by panel."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name, entry in entries.items():
+        if not entry.hidden:
+            panels.setdefault(entry.panel, []).append((name, entry.help))
+    return panels
 
 
 def _load(name: str, entry: Entry) -> "Command":

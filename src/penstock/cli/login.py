@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from penstock.cli.errors import CliError
-from penstock.cli.output import Column, notice
+from penstock.cli.output import NEEDED, Column, notice
 from penstock.cli.profiles import Profile, change, check_name, config_path, read
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import clean
@@ -29,7 +29,7 @@ app = group("auth", "Log in and out.")
 COLUMNS: "list[Column[Whoami]]" = [
     Column("principal", lambda me: me.principal_id),
     Column("kind", lambda me: me.principal_kind),
-    Column("name", lambda me: me.display_name),
+    Column("name", lambda me: me.display_name, rank=NEEDED),
     Column("organisation", lambda me: me.organisation_id),
     Column("project", lambda me: me.project_id),
     Column("role", lambda me: me.role),
@@ -88,7 +88,7 @@ def login(
     way = Way(provider, browser=not no_browser, callback_port=callback_port)
     offered = None if key_stdin else _offered(api_url, way)
     if offered is None:
-        new = _try(replace(new, key=_key(session, from_stdin=key_stdin)))
+        new = _try(session, replace(new, key=_key(session, from_stdin=key_stdin)))
     else:
         new = _by_provider(session, new, offered, way)
     change(path, lambda now: replace(now.with_profile(name, new), current=name))
@@ -111,13 +111,19 @@ def _key(session: Session, *, from_stdin: bool) -> str:
     return getpass.getpass("API key (not shown): ", stream=sys.stderr)
 
 
-def _try(profile: Profile) -> Profile:
+def _try(session: Session, profile: Profile) -> Profile:
     """The profile in its normal form, if the server takes it."""
     from penstock.sdk.client import Client
 
     if not profile.key:
         raise CliError("no key was given", field="key")
-    with Client(str(profile.api_url), profile.key, project=profile.project, gateway_url=profile.gateway_url) as client:
+    with Client(
+        str(profile.api_url),
+        profile.key,
+        project=profile.project,
+        gateway_url=profile.gateway_url,
+        allow_http=session.allow_http,
+    ) as client:
         me = client.whoami()
         target = client.executor.target
     notice(f"you are {me.display_name} ({me.role} in {me.project_id})")
@@ -237,17 +243,17 @@ def logout(session: Session) -> None:
         raise CliError(f"profile {name} has no key; there are: {', '.join(file.profiles) or 'no profiles'}")
     forgotten = replace(profile, key=None)
     if profile.key.startswith(_SESSION_PREFIX):
-        _end(profile)
+        _end(session, profile)
     change(path, lambda now: now.with_profile(name, forgotten))
     notice(f"forgot the key of profile {name}")
 
 
-def _end(profile: Profile) -> None:
+def _end(session: Session, profile: Profile) -> None:
     """Revoke the session on the server; one that is over already needs no more."""
     from penstock.sdk.client import Client
     from penstock.sdk.errors import Unauthenticated
 
-    with Client(str(profile.api_url), profile.key) as client:
+    with Client(str(profile.api_url), profile.key, allow_http=session.allow_http) as client:
         try:
             client.sessions.end()
         except Unauthenticated:

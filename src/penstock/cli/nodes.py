@@ -1,14 +1,15 @@
 """GPU hosts, for operators."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli import gpus
+from penstock.cli import completing, gpus, names
 from penstock.cli.errors import CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.many import Done, each
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import cell, seconds, size
 from penstock.wire.rest import EnrolmentToken, Node, NodeGpu, Task
@@ -20,9 +21,9 @@ app = group("node", "GPU hosts: enrol them and look after them.")
 app.add_typer(gpus.app)
 
 COLUMNS: list[Column[Node]] = [
-    Column("id", lambda node: node.id),
-    Column("name", lambda node: node.name),
-    Column("state", lambda node: node.state),
+    Column("id", lambda node: node.id, rank=NEEDED),
+    Column("name", lambda node: node.name, rank=NEEDED),
+    Column("state", lambda node: node.state, rank=NEEDED),
     Column("gpus free", lambda node: f"{node.gpus_free}/{node.gpus_total}"),
     Column("simulated", lambda node: node.simulated),
     Column("last heartbeat", lambda node: node.last_heartbeat_at),
@@ -56,9 +57,9 @@ GPU_COLUMNS: list[Column[NodeGpu]] = [
     Column("allocation", lambda gpu: gpu.allocation_id),
 ]
 TASK_COLUMNS: list[Column[Task]] = [
-    Column("id", lambda task: task.id),
+    Column("id", lambda task: task.id, rank=NEEDED),
     Column("type", lambda task: task.type),
-    Column("state", lambda task: task.state),
+    Column("state", lambda task: task.state, rank=NEEDED),
     Column("allocation", lambda task: task.allocation_id),
     Column("attempts", lambda task: task.attempts),
     Column("error", lambda task: task.error_code),
@@ -69,7 +70,14 @@ TASK_COLUMNS: list[Column[Task]] = [
 
 _DRAIN_LOOK_S: Final = 2.0
 
-NodeId = Annotated[str, typer.Argument(help="The node's id (nod_…).")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's name or id (nod_…).", autocompletion=completing.nodes)
+]
+NodeNames = Annotated[
+    list[str],
+    typer.Argument(metavar="NODE…", help="The nodes' names or ids (nod_…).", autocompletion=completing.nodes),
+]
+STATES: Final = ("pending", "enrolled", "ready", "cordoned", "draining", "unreachable", "lost", "retired")
 Reason = Annotated[str, typer.Option(help="Why; shown on the node and in the audit log.")]
 
 
@@ -84,11 +92,11 @@ def enroll(
         _print_token(session, client.nodes.enrolment_token(name, gpus_approved=gpus))
 
 
-@command(app, "recover", example="penstock node recover nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def recover(session: Session, node_id: NodeId) -> None:
+@command(app, "recover", example="penstock node recover rack1-host7")
+def recover(session: Session, node: NodeName) -> None:
     """Make a token for a node whose certificate was lost, and print the command to run on it."""
     with session.client() as client:
-        _print_token(session, client.nodes.recovery_token(node_id))
+        _print_token(session, client.nodes.recovery_token(names.node(client, node)))
 
 
 def _print_token(session: Session, token: EnrolmentToken) -> None:
@@ -102,83 +110,96 @@ def _print_token(session: Session, token: EnrolmentToken) -> None:
 @command(app, "list", example="penstock node list --state ready")
 def list_(
     session: Session,
-    state: Annotated[str | None, typer.Option(help="Only in this state; default: all but retired.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only in this state; default: all but retired.", autocompletion=completing.words(*STATES)),
+    ] = None,
 ) -> None:
     """List nodes."""
     with session.client() as client:
         session.output.items(client.nodes.list(state=state), COLUMNS)
 
 
-@command(app, "show", example="penstock node show nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def show(session: Session, node_id: NodeId) -> None:
+@command(app, "show", example="penstock node show rack1-host7")
+def show(session: Session, node: NodeName) -> None:
     """Show a node and its GPUs."""
     with session.client() as client:
-        node = client.nodes.get(node_id)
-    session.output.item(node, DETAIL_COLUMNS)
-    if session.output.format is Format.TABLE and node.gpus:
+        found = client.nodes.get(names.node(client, node))
+    session.output.item(found, DETAIL_COLUMNS)
+    if session.output.format is Format.TABLE and found.gpus:
         session.output.line("")
-        session.output.items(node.gpus, GPU_COLUMNS)
+        session.output.items(found.gpus, GPU_COLUMNS)
 
 
-@command(app, "tasks", example="penstock node tasks nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --limit 20")
-def tasks(
-    session: Session, node_id: NodeId, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100
-) -> None:
+@command(app, "tasks", example="penstock node tasks rack1-host7 --limit 20")
+def tasks(session: Session, node: NodeName, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 100) -> None:
     """List what a node was asked to do."""
     with session.client() as client:
-        session.output.items(client.nodes.tasks(node_id, limit=limit), TASK_COLUMNS)
+        session.output.items(client.nodes.tasks(names.node(client, node), limit=limit), TASK_COLUMNS)
 
 
-@command(app, "cordon", example="penstock node cordon nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason 'new driver'")
-def cordon(session: Session, node_id: NodeId, reason: Reason = "") -> None:
-    """Place nothing new on a node."""
-    _change(session, lambda client: client.nodes.cordon(node_id, reason=reason))
+@command(app, "cordon", example="penstock node cordon rack1-host7 --reason 'new driver'")
+def cordon(session: Session, nodes: NodeNames, reason: Reason = "") -> None:
+    """Place nothing new on nodes."""
+    _change(session, nodes, lambda client, node_id: client.nodes.cordon(node_id, reason=reason))
 
 
-@command(app, "uncordon", example="penstock node uncordon nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def uncordon(session: Session, node_id: NodeId, reason: Reason = "") -> None:
-    """Place on a node again."""
-    _change(session, lambda client: client.nodes.uncordon(node_id, reason=reason))
+@command(app, "uncordon", example="penstock node uncordon rack1-host7")
+def uncordon(session: Session, nodes: NodeNames, reason: Reason = "") -> None:
+    """Place on nodes again."""
+    _change(session, nodes, lambda client, node_id: client.nodes.uncordon(node_id, reason=reason))
 
 
-@command(app, "drain", example="penstock node drain nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --grace 2h --wait")
+@command(app, "drain", example="penstock node drain rack1-host7 --grace 2h --wait")
 def drain(
     session: Session,
-    node_id: NodeId,
+    nodes: NodeNames,
     grace: Annotated[str, typer.Option(help="How long what runs there may go on, such as 90s, 30m, 2h or 1d.")] = "0s",
     wait: Annotated[bool, typer.Option("--wait", help="Return when nothing is left on the node.")] = False,
     reason: Reason = "",
 ) -> None:
-    """Place nothing new on a node, and release what still runs there after the grace."""
+    """Place nothing new on nodes, and release what still runs there after the grace."""
     grace_s = seconds(grace, field="grace")
     with session.client() as client:
-        node = client.nodes.drain(node_id, grace_s=grace_s, reason=reason)
-        while wait and (held := [gpu for gpu in client.nodes.get(node_id).gpus if gpu.allocation_id]):
-            notice(f"{len(held)} GPUs are still held" + (f", until {cell(node.release_at)}" if node.release_at else ""))
-            time.sleep(_DRAIN_LOOK_S)
-        session.output.item(client.nodes.get(node_id) if wait else node, COLUMNS)
+        done = each(
+            session,
+            nodes,
+            lambda text: client.nodes.drain(names.node(client, text), grace_s=grace_s, reason=reason),
+        )
+        if wait:
+            done.values = [_drained(client, node) for node in done.values]
+        _show(session, done)
 
 
-@command(app, "revoke", example="penstock node revoke nod_01k9z3v5x7y9a1b3c5d7e9f1g3 --reason stolen")
-def revoke(session: Session, node_id: NodeId, reason: Reason = "") -> None:
-    """Take a node's certificate away: it is out within seconds."""
-    _change(session, lambda client: client.nodes.revoke(node_id, reason=reason))
+def _drained(client: "Client", node: Node) -> Node:
+    """The node when nothing is left on it."""
+    while held := [gpu for gpu in client.nodes.get(node.id).gpus if gpu.allocation_id]:
+        until = f", until {cell(node.release_at)}" if node.release_at else ""
+        notice(f"{len(held)} GPUs of {node.name} are still held{until}")
+        time.sleep(_DRAIN_LOOK_S)
+    return client.nodes.get(node.id)
 
 
-@command(app, "retire", example="penstock node retire nod_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def retire(session: Session, node_id: NodeId, reason: Reason = "") -> None:
-    """Remove a node for good."""
-    _change(session, lambda client: client.nodes.retire(node_id, reason=reason))
+@command(app, "revoke", example="penstock node revoke rack1-host7 --reason stolen")
+def revoke(session: Session, nodes: NodeNames, reason: Reason = "") -> None:
+    """Take nodes' certificates away: they are out within seconds."""
+    _change(session, nodes, lambda client, node_id: client.nodes.revoke(node_id, reason=reason))
+
+
+@command(app, "retire", example="penstock node retire rack1-host7")
+def retire(session: Session, nodes: NodeNames, reason: Reason = "") -> None:
+    """Remove nodes for good."""
+    _change(session, nodes, lambda client, node_id: client.nodes.retire(node_id, reason=reason))
 
 
 @command(
     app,
     "force-cleanup",
-    example="penstock node force-cleanup nod_01k9z3v5x7y9a1b3c5d7e9f1g3 slt_01k9z3v5x7y9a1b3c5d7e9f1g3 --verified",
+    example="penstock node force-cleanup rack1-host7 slt_01k9z3v5x7y9a1b3c5d7e9f1g3 --verified",
 )
 def force_cleanup(
     session: Session,
-    node_id: NodeId,
+    node: NodeName,
     slot_id: Annotated[str, typer.Argument(help="The slot's id (slt_…), from `penstock node show`.")],
     verified: Annotated[
         bool, typer.Option("--verified", help="You have looked: nothing of the last tenant is left.")
@@ -189,9 +210,17 @@ def force_cleanup(
     if not verified:
         raise CliError("look at the node first, then say --verified", field="verified")
     with session.client() as client:
-        session.output.item(client.nodes.force_cleanup(node_id, slot_id, reason=reason), GPU_COLUMNS)
+        session.output.item(client.nodes.force_cleanup(names.node(client, node), slot_id, reason=reason), GPU_COLUMNS)
 
 
-def _change(session: Session, change: "Callable[[Client], Node]") -> None:
+def _change(session: Session, nodes: Sequence[str], change: "Callable[[Client, str], Node]") -> None:
     with session.client() as client:
-        session.output.item(change(client), COLUMNS)
+        _show(session, each(session, nodes, lambda text: change(client, names.node(client, text))))
+
+
+def _show(session: Session, done: Done[Node]) -> None:
+    if done.many:
+        session.output.items(done.values, COLUMNS)
+    else:
+        session.output.item(done.values[0], COLUMNS)
+    done.end()

@@ -11,6 +11,7 @@ from typing import Annotated, BinaryIO, Final
 import typer
 
 from penstock.cli.errors import CONFLICT, CliError
+from penstock.cli.many import say_each
 from penstock.cli.output import Column
 from penstock.cli.progress import transfer
 from penstock.cli.session import Session, command, group
@@ -81,10 +82,18 @@ def list_(
 
 
 @command(app, "delete", example="penstock object delete models/weights.bin")
-def delete(session: Session, key: Key) -> None:
-    """Delete an object."""
+def delete(
+    session: Session,
+    keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="The objects' keys.")],
+) -> None:
+    """Delete objects."""
     with session.client() as client:
-        client.objects.delete(key)
+
+        def delete(text: str) -> str:
+            client.objects.delete(text)
+            return f"deleted object {text}"
+
+        say_each(session, keys, delete)
 
 
 @contextmanager

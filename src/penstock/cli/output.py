@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from penstock.cli import tables
 from penstock.cli.text import cell, clean, clean_json, csv_cell
 
 if TYPE_CHECKING:
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Wide enough that no cell is ever folded: an id in two pieces cannot be copied. Terminals wrap long lines themselves.
-_WIDTH_UNBOUNDED: Final = 10_000
+#: Ranks of columns: what one must read, what one wants to, and what is nice to have.
+NEEDED: Final = 0
+NORMAL: Final = 1
+EXTRA: Final = 2
+
+_BOLD: Final = "\x1b[1m{}\x1b[0m"
+_GAP: Final = " " * 3
 #: A longer list of one object's has a line for each entry.
 _LIST_CHARS_MAX: Final = 90
 
@@ -33,19 +39,12 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """One column: its heading and how to read its value. In tables of many, text is cut after `chars_max`."""
+    """One column: its heading, how to read its value, and its rank: where a terminal is too narrow, columns of a high
+    rank are cut first, and of equal ones those on the right."""
 
     title: str
     read: Callable[[T], object]
-    chars_max: int | None = None
-
-    def brief(self, item: T) -> object:
-        """The value for a table of many."""
-        value = self.read(item)
-        if self.chars_max is None or not isinstance(value, str):
-            return value
-        line = value.partition("\n")[0][: self.chars_max]
-        return value if line == value else line[: self.chars_max - 1].rstrip() + "…"
+    rank: int = NORMAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +59,8 @@ class Output:
         if self.format is Format.JSON:
             self.json({"items": list(items), "next_cursor": None})
             return
-        brief = self.format is Format.TABLE
-        read = [column.brief if brief else column.read for column in columns]
-        self.rows([column.title for column in columns], ([value(item) for value in read] for item in items))
+        rows = ([column.read(item) for column in columns] for item in items)
+        self.rows([column.title for column in columns], rows, ranks=[column.rank for column in columns])
 
     def item(self, item: "msgspec.Struct", columns: Sequence[Column[Any]]) -> None:
         """One object: a line for each of its values, but in CSV a heading and one line."""
@@ -72,14 +70,16 @@ class Output:
             self.items([item], columns)
         else:
             pairs = ((column.title, column.read(item)) for column in columns)
-            self.table(None, [row for title, value in pairs for row in _lines(title, value)])
+            self._details([row for title, value in pairs for row in _lines(title, value)])
 
-    def rows(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    def rows(
+        self, titles: Sequence[str], rows: Iterable[Sequence[object]], *, ranks: Sequence[int] | None = None
+    ) -> None:
         """Rows with headings, as a table or as CSV."""
         if self.format is Format.CSV:
             self._csv(titles, rows)
         else:
-            self.table(titles, rows)
+            self._table(titles, rows, ranks or [NORMAL] * len(titles))
 
     def json(self, value: object) -> None:
         """A value as indented JSON."""
@@ -99,26 +99,37 @@ class Output:
         """A line that is safe already."""
         sys.stdout.write(text + "\n")
 
-    def table(self, titles: Sequence[str] | None, rows: Iterable[Sequence[object]]) -> None:
-        """Aligned columns."""
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
+    def _table(self, titles: Sequence[str], rows: Iterable[Sequence[object]], ranks: Sequence[int]) -> None:
+        """Aligned columns: all of them as they are, but on a terminal such that each row is one line of it."""
+        terminal = sys.stdout.isatty()
+        texts = [[_text(value, brief=terminal) for value in row] for row in rows]
+        shown = [[*titles], *texts] if self.heading else texts
+        if not shown:
+            return
+        widths = [max(map(tables.width, column)) for column in zip(*shown, strict=True)]
+        if terminal:
+            widths = tables.fit(widths, ranks, _terminal_chars())
+        laid_out = tables.lines(shown, widths)
+        if self.heading and terminal:
+            laid_out[0] = _BOLD.format(laid_out[0])
+        for line in laid_out:
+            self.line(line)
+        if missing := [title for title, chars in zip(titles, widths, strict=True) if not chars]:
+            notice(f"the terminal is too narrow for: {', '.join(missing)}; -o csv and -o json have everything")
 
-        tty = sys.stdout.isatty()
-        console = Console(highlight=False, width=_WIDTH_UNBOUNDED, force_terminal=tty)
-        show = titles is not None and self.heading
-        table = Table(box=None, pad_edge=False, show_header=show, header_style="bold", padding=(0, 3, 0, 0))
-        for position, title in enumerate(titles or ("", "")):
-            style = "bold" if titles is None and position == 0 else ""
-            table.add_column(title, style=style)
-        for row in rows:
-            table.add_row(*(Text(clean(cell(value))) for value in row))
-        if table.row_count or show:
-            with console.capture() as captured:
-                console.print(table)
-            for line in captured.get().splitlines():
-                self.line(line.rstrip())
+    def _details(self, rows: Sequence[tuple[str, object]]) -> None:
+        """A title and a value on each line; on a terminal, long values go on below themselves."""
+        if not rows:
+            return
+        terminal = sys.stdout.isatty()
+        begin = max(tables.width(title) for title, _ in rows) + len(_GAP)
+        for title, value in rows:
+            name = title + " " * (begin - tables.width(title))
+            text = clean(cell(value))
+            parts = _wrapped(text, _terminal_chars() - begin) if terminal else [text]
+            self.line(((_BOLD.format(name) if terminal else name) + parts[0]).rstrip())
+            for part in parts[1:]:
+                self.line(" " * begin + part)
 
     def _csv(self, titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         import csv
@@ -130,7 +141,27 @@ class Output:
             writer.writerow([csv_cell(cell(value, bare=True)) for value in row])
 
 
-def _lines(title: str, value: object) -> list[list[object]]:
+def _text(value: object, *, brief: bool) -> str:
+    """A cell; brief, its first line."""
+    text = cell(value)
+    first, separator, _ = text.partition("\n")
+    return clean(first + "…" if brief and separator else text)
+
+
+def _wrapped(text: str, chars: int) -> list[str]:
+    """Lines that end between words; a word alone is never broken, so that an id can be copied."""
+    import textwrap
+
+    return textwrap.wrap(text, max(chars, 20), break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _terminal_chars() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
+
+
+def _lines(title: str, value: object) -> list[tuple[str, object]]:
     """A value beside its title: nothing for none, a long list and a text of many lines on lines of their own."""
     if value in (None, "", [], {}):
         return []
@@ -139,7 +170,7 @@ def _lines(title: str, value: object) -> list[list[object]]:
         entries = [*value.splitlines()]
     elif isinstance(value, list) and len(cell(value)) > _LIST_CHARS_MAX:
         entries = value
-    return [["" if number else title, entry] for number, entry in enumerate(entries)]
+    return [("" if number else title, entry) for number, entry in enumerate(entries)]
 
 
 def notice(text: str) -> None:

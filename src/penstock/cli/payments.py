@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.cli.errors import SERVER, CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.output import EXTRA, NEEDED, Column, Format, notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, microusd
@@ -16,8 +16,8 @@ _CENT_MICROUSD: Final = 10_000
 _TOPUP_MIN_MICROUSD: Final = 1_000_000
 
 PAYMENT_COLUMNS: list[Column[Payment]] = [
-    Column("id", lambda payment: payment.id),
-    Column("state", lambda payment: payment.state),
+    Column("id", lambda payment: payment.id, rank=NEEDED),
+    Column("state", lambda payment: payment.state, rank=NEEDED),
     Column("amount", lambda payment: Money(payment.amount_microusd)),
     Column("refunded", lambda payment: Money(payment.refunded_microusd)),
     Column("provider", lambda payment: payment.provider),
@@ -27,12 +27,12 @@ PAYMENT_COLUMNS: list[Column[Payment]] = [
 ]
 #: For a terminal: the rest is on the payment's own page.
 PAYMENT_TABLE: list[Column[Payment]] = [
-    Column("id", lambda payment: payment.id),
-    Column("state", lambda payment: payment.state),
+    Column("id", lambda payment: payment.id, rank=NEEDED),
+    Column("state", lambda payment: payment.state, rank=NEEDED),
     Column("amount", lambda payment: Money(payment.amount_microusd)),
     Column("refunded", lambda payment: Money(payment.refunded_microusd)),
     Column("created", lambda payment: payment.created_at),
-    Column("reason", lambda payment: payment.reason, chars_max=30),
+    Column("reason", lambda payment: payment.reason, rank=EXTRA),
 ]
 PAYMENT_DETAILS: list[Column[Payment]] = [
     *PAYMENT_COLUMNS,
@@ -40,9 +40,9 @@ PAYMENT_DETAILS: list[Column[Payment]] = [
     Column("pay at", lambda payment: payment.checkout_url if payment.state == "open" else ""),
 ]
 REFUND_COLUMNS: list[Column[Refund]] = [
-    Column("id", lambda refund: refund.id),
+    Column("id", lambda refund: refund.id, rank=NEEDED),
     Column("payment", lambda refund: refund.payment_id),
-    Column("state", lambda refund: refund.state),
+    Column("state", lambda refund: refund.state, rank=NEEDED),
     Column("amount", lambda refund: Money(refund.amount_microusd)),
     Column("reason", lambda refund: refund.reason),
     Column("failure", lambda refund: refund.failure),
@@ -50,9 +50,9 @@ REFUND_COLUMNS: list[Column[Refund]] = [
     Column("completed", lambda refund: refund.completed_at),
 ]
 EVENT_COLUMNS: list[Column[ProviderEvent]] = [
-    Column("id", lambda event: event.event_id),
+    Column("id", lambda event: event.event_id, rank=NEEDED),
     Column("type", lambda event: event.type),
-    Column("state", lambda event: event.state),
+    Column("state", lambda event: event.state, rank=NEEDED),
     Column("payment", lambda event: event.payment_id),
     Column("received", lambda event: event.received_at),
     Column("reason", lambda event: event.reason),

@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Column, notice
+from penstock.cli import completing, names
+from penstock.cli.many import Done, each, say_each
+from penstock.cli.output import NEEDED, Column
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Organisation, ServiceAccount, User
 
@@ -13,25 +15,28 @@ users = group("user", "People.")
 organisations = group("org", "Organisations: customers that own projects.")
 
 SERVICE_ACCOUNT_COLUMNS: list[Column[ServiceAccount]] = [
-    Column("id", lambda account: account.id),
-    Column("name", lambda account: account.name),
+    Column("id", lambda account: account.id, rank=NEEDED),
+    Column("name", lambda account: account.name, rank=NEEDED),
     Column("role", lambda account: account.role),
     Column("project", lambda account: account.project_id),
     Column("created", lambda account: account.created_at),
 ]
 USER_COLUMNS: list[Column[User]] = [
-    Column("id", lambda user: user.id),
-    Column("name", lambda user: user.display_name),
+    Column("id", lambda user: user.id, rank=NEEDED),
+    Column("name", lambda user: user.display_name, rank=NEEDED),
     Column("issuer", lambda user: user.issuer),
     Column("subject", lambda user: user.subject),
     Column("created", lambda user: user.created_at),
     Column("disabled", lambda user: user.disabled_at),
 ]
 ORGANISATION_COLUMNS: list[Column[Organisation]] = [
-    Column("id", lambda organisation: organisation.id),
-    Column("name", lambda organisation: organisation.name),
+    Column("id", lambda organisation: organisation.id, rank=NEEDED),
+    Column("name", lambda organisation: organisation.name, rank=NEEDED),
     Column("created", lambda organisation: organisation.created_at),
 ]
+
+
+UserNames = Annotated[list[str], typer.Argument(metavar="PERSON…", help="Their names or ids (usr_…).")]
 
 
 @command(service_accounts, "list", example="penstock service-account list")
@@ -45,21 +50,36 @@ def list_service_accounts(session: Session) -> None:
 def create_service_account(
     session: Session,
     name: Annotated[str, typer.Argument(help="What to call it.")],
-    role: Annotated[str, typer.Option(help="owner, admin, developer, viewer or billing.")] = "developer",
+    role: Annotated[
+        str,
+        typer.Option(
+            help="owner, admin, developer, viewer or billing.", autocompletion=completing.words(*completing.ROLES)
+        ),
+    ] = "developer",
 ) -> None:
     """Make a service account; give it a key with `penstock key create --service-account`."""
     with session.client() as client:
         session.output.item(client.service_accounts.create(name, role=role), SERVICE_ACCOUNT_COLUMNS)
 
 
-@command(service_accounts, "delete", example="penstock service-account delete sva_01k9z3v5x7y9a1b3c5d7e9f1g3")
+@command(service_accounts, "delete", example="penstock service-account delete ci")
 def delete_service_account(
-    session: Session, service_account_id: Annotated[str, typer.Argument(help="Its id (sva_…).")]
+    session: Session,
+    accounts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ACCOUNT…", help="Their names or ids (sva_…).", autocompletion=completing.service_accounts
+        ),
+    ],
 ) -> None:
-    """Delete a service account; its keys stop working."""
+    """Delete service accounts; their keys stop working."""
     with session.client() as client:
-        client.service_accounts.delete(service_account_id)
-    notice(f"deleted {service_account_id}")
+
+        def delete(text: str) -> str:
+            client.service_accounts.delete(names.service_account(client, text))
+            return f"deleted service account {text}"
+
+        say_each(session, accounts, delete)
 
 
 @command(users, "list", example="penstock user list")
@@ -82,18 +102,26 @@ def create_user(
     session.output.item(user, USER_COLUMNS)
 
 
-@command(users, "disable", example="penstock user disable usr_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def disable_user(session: Session, user_id: Annotated[str, typer.Argument(help="Their id (usr_…).")]) -> None:
-    """Shut a person out: no key and no login of theirs works any more; operators only."""
+@command(users, "disable", example="penstock user disable 'Ada L'")
+def disable_user(session: Session, people: UserNames) -> None:
+    """Shut people out: no key and no login of theirs works any more; operators only."""
     with session.client() as client:
-        session.output.item(client.users.disable(user_id), USER_COLUMNS)
+        _show(session, each(session, people, lambda text: client.users.disable(names.user(client, text))))
 
 
-@command(users, "enable", example="penstock user enable usr_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def enable_user(session: Session, user_id: Annotated[str, typer.Argument(help="Their id (usr_…).")]) -> None:
-    """Let a person in again; operators only."""
+@command(users, "enable", example="penstock user enable 'Ada L'")
+def enable_user(session: Session, people: UserNames) -> None:
+    """Let people in again; operators only."""
     with session.client() as client:
-        session.output.item(client.users.enable(user_id), USER_COLUMNS)
+        _show(session, each(session, people, lambda text: client.users.enable(names.user(client, text))))
+
+
+def _show(session: Session, done: Done[User]) -> None:
+    if done.many:
+        session.output.items(done.values, USER_COLUMNS)
+    else:
+        session.output.item(done.values[0], USER_COLUMNS)
+    done.end()
 
 
 @command(organisations, "list", example="penstock org list")

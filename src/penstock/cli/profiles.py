@@ -4,6 +4,7 @@ It holds secrets, so it is readable by its owner only (anything else is refused)
 size.
 """
 
+import difflib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import stat
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -97,6 +98,7 @@ def _check_mode(path: Path, mode: int, config: ConfigFile) -> None:
 
 
 def _parse(document: dict[str, Any], path: Path) -> ConfigFile:
+    _known(document, ("profiles", "current_profile"), path, "")
     tables = document.get("profiles", {})
     current = document.get("current_profile", DEFAULT)
     if not isinstance(tables, dict) or not isinstance(current, str):
@@ -106,18 +108,23 @@ def _parse(document: dict[str, Any], path: Path) -> ConfigFile:
 
 
 def _profile(name: str, values: Any, path: Path) -> Profile:
-    known = {item.name for item in fields(Profile)}
     if not isinstance(values, dict):
         raise CliError(f"{path}: profiles.{name} must be a table", code="config", field=name)
     given = cast("dict[str, Any]", values)
+    _known(given, [item.name for item in fields(Profile)], path, f"profiles.{name}.")
     for key, value in given.items():
-        if key not in known or not isinstance(value, str):
-            raise CliError(
-                f"{path}: profiles.{name}.{key} is not one of {', '.join(sorted(known))} with a text value",
-                code="config",
-                field=key,
-            )
+        if not isinstance(value, str):
+            raise CliError(f"{path}: profiles.{name}.{key} must be text", code="config", field=key)
     return Profile(**{key: value for key, value in given.items() if value})
+
+
+def _known(given: Mapping[str, Any], known: Sequence[str], path: Path, where: str) -> None:
+    """Refuse a key that nobody reads, with the one that was probably meant."""
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1, 0.5)
+            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            raise CliError(f"{path}: there is no key {where}{key}; {meant}", code="config", field=key)
 
 
 def change(path: Path, edit: Callable[[ConfigFile], ConfigFile]) -> None:

@@ -4,7 +4,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.output import Column, notice
+from penstock.cli import names
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import GroupMapping, IdentityProvider, LoginSession
 
@@ -12,7 +14,7 @@ app = group("idp", "Identity providers: whom people log in with, and what their 
 sessions = group("session", "Logins of people.")
 
 COLUMNS: list[Column[IdentityProvider]] = [
-    Column("name", lambda provider: provider.name),
+    Column("name", lambda provider: provider.name, rank=NEEDED),
     Column("issuer", lambda provider: provider.issuer),
     Column("client", lambda provider: provider.client_id),
     Column("audiences", lambda provider: provider.audiences),
@@ -23,7 +25,7 @@ COLUMNS: list[Column[IdentityProvider]] = [
     Column("created", lambda provider: provider.created_at),
 ]
 MAPPING_COLUMNS: list[Column[GroupMapping]] = [
-    Column("id", lambda mapping: mapping.id),
+    Column("id", lambda mapping: mapping.id, rank=NEEDED),
     Column("group", lambda mapping: mapping.group),
     Column("role", lambda mapping: mapping.role),
     Column("project", lambda mapping: mapping.project_id),
@@ -32,7 +34,7 @@ MAPPING_COLUMNS: list[Column[GroupMapping]] = [
     Column("created", lambda mapping: mapping.created_at),
 ]
 SESSION_COLUMNS: list[Column[LoginSession]] = [
-    Column("id", lambda session: session.id),
+    Column("id", lambda session: session.id, rank=NEEDED),
     Column("person", lambda session: session.principal_id),
     Column("provider", lambda session: session.provider),
     Column("groups", lambda session: session.groups),
@@ -93,31 +95,38 @@ def put(
 
 
 @command(app, "remove", example="penstock idp remove corp")
-def remove(session: Session, name: Name) -> None:
-    """Remove an identity provider with its mappings; its people's sessions end."""
+def remove(
+    session: Session,
+    providers: Annotated[list[str], typer.Argument(metavar="PROVIDER…", help="The providers' names.")],
+) -> None:
+    """Remove identity providers with their mappings; their people's sessions end."""
     with session.client() as client:
-        client.identity_providers.delete(name)
-    notice(f"removed {name}")
+
+        def remove(text: str) -> str:
+            client.identity_providers.delete(text)
+            return f"removed identity provider {text}"
+
+        say_each(session, providers, remove)
 
 
-@command(
-    app, "map", example="penstock idp map corp ml-team --in-project prj_01k9z3v5x7y9a1b3c5d7e9f1g3 --role developer"
-)
+@command(app, "map", example="penstock idp map corp ml-team --in-project research --role developer")
 def map_group(
     session: Session,
     name: Name,
     group_name: Annotated[str, typer.Argument(metavar="GROUP", help="The group as its tokens have it.")],
     role: Annotated[str | None, typer.Option(help="owner, admin, developer, viewer or billing.")] = None,
-    in_project: Annotated[str | None, typer.Option(help="The role holds in this project (prj_…).")] = None,
+    in_project: Annotated[str | None, typer.Option(help="The role holds in this project, by name or id.")] = None,
     in_organisation: Annotated[
-        str | None, typer.Option(help="The role holds in all projects of this organisation (org_…).")
+        str | None, typer.Option(help="The role holds in all projects of this organisation, by name or id.")
     ] = None,
     operator: Annotated[bool, typer.Option("--operator", help="The group's people may do everything.")] = False,
 ) -> None:
     """Let a group have a role in a project or an organisation, or be operators."""
     with session.client() as client:
+        project_id = None if in_project is None else names.project(client, in_project)
+        organisation_id = None if in_organisation is None else names.organisation(client, in_organisation)
         mapping = client.identity_providers.mappings.create(
-            name, group_name, role=role, project_id=in_project, organisation_id=in_organisation, operator=operator
+            name, group_name, role=role, project_id=project_id, organisation_id=organisation_id, operator=operator
         )
     session.output.item(mapping, MAPPING_COLUMNS)
 
@@ -136,22 +145,30 @@ def unmap_group(
     """Take from a group what a mapping gave it."""
     with session.client() as client:
         client.identity_providers.mappings.delete(name, mapping_id)
-    notice(f"removed {mapping_id}")
+    notice(f"removed mapping {mapping_id}")
 
 
 @command(sessions, "list", example="penstock session list")
 def list_sessions(
     session: Session,
-    user: Annotated[str | None, typer.Option(help="Another person's (usr_…); operators only.")] = None,
+    user: Annotated[str | None, typer.Option(help="Another person's, by name or id; operators only.")] = None,
 ) -> None:
     """List your logins."""
     with session.client() as client:
-        session.output.items(client.sessions.list(principal_id=user), SESSION_COLUMNS)
+        person = None if user is None else names.user(client, user)
+        session.output.items(client.sessions.list(principal_id=person), SESSION_COLUMNS)
 
 
 @command(sessions, "revoke", example="penstock session revoke ses_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def revoke_session(session: Session, session_id: Annotated[str, typer.Argument(help="Its id (ses_…).")]) -> None:
-    """End a login; what runs under it ends within seconds."""
+def revoke(
+    session: Session,
+    logins: Annotated[list[str], typer.Argument(metavar="SESSION…", help="Their ids (ses_…).")],
+) -> None:
+    """End logins; what runs under them ends within seconds."""
     with session.client() as client:
-        client.sessions.revoke(session_id)
-    notice(f"revoked {session_id}")
+
+        def revoke(text: str) -> str:
+            client.sessions.revoke(text)
+            return f"revoked session {text}"
+
+        say_each(session, logins, revoke)

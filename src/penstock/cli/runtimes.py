@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from penstock.cli import completing
 from penstock.cli.errors import CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Runtime
@@ -21,7 +23,7 @@ _LOCK_BYTES_MAX: Final = 512 << 10
 _DIGEST_SHOWN: Final = 12
 
 COLUMNS: list[Column[Runtime]] = [
-    Column("name", lambda item: item.name),
+    Column("name", lambda item: item.name, rank=NEEDED),
     Column("base", lambda item: item.base),
     Column("packages", lambda item: item.packages),
     Column("version", lambda item: item.version),
@@ -29,7 +31,7 @@ COLUMNS: list[Column[Runtime]] = [
     Column("updated", lambda item: item.updated_at),
 ]
 
-RuntimeName = Annotated[str, typer.Argument(help="The environment's name.")]
+RuntimeName = Annotated[str, typer.Argument(help="The environment's name.", autocompletion=completing.runtimes)]
 
 
 @command(app, "put", example="penstock runtime put vision --package numpy --package 'pillow>=11'")
@@ -101,11 +103,21 @@ def show(session: Session, name: RuntimeName) -> None:
 
 
 @command(app, "delete", example="penstock runtime delete vision")
-def delete(session: Session, name: RuntimeName) -> None:
-    """Forget an environment; refused while an allocation that has not ended uses it."""
+def delete(
+    session: Session,
+    runtimes: Annotated[
+        list[str],
+        typer.Argument(metavar="RUNTIME…", help="The environments' names.", autocompletion=completing.runtimes),
+    ],
+) -> None:
+    """Forget environments; refused while an allocation that has not ended uses one."""
     with session.client() as client:
-        client.runtimes.delete(name)
-    notice(f"deleted {name}")
+
+        def delete(text: str) -> str:
+            client.runtimes.delete(text)
+            return f"deleted runtime {text}"
+
+        say_each(session, runtimes, delete)
 
 
 def _read(file: Path, field: str) -> str:

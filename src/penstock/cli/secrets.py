@@ -6,8 +6,10 @@ from typing import Annotated, Final
 
 import typer
 
+from penstock.cli import completing
 from penstock.cli.errors import CliError
-from penstock.cli.output import Column, Format
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column, Format
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Secret, SecretVersion
 
@@ -16,7 +18,7 @@ app = group("secret", "Values for units that nobody can read back.")
 VALUE_BYTES_MAX: Final = 64 << 10
 
 COLUMNS: list[Column[Secret]] = [
-    Column("name", lambda secret: secret.name),
+    Column("name", lambda secret: secret.name, rank=NEEDED),
     Column("version", lambda secret: secret.version),
     Column("updated", lambda secret: secret.updated_at),
     Column("updated by", lambda secret: secret.updated_by),
@@ -29,7 +31,7 @@ VERSION_COLUMNS: list[Column[SecretVersion]] = [
     Column("created by", lambda version: version.created_by),
 ]
 
-SecretName = Annotated[str, typer.Argument(help="The secret's name.")]
+SecretName = Annotated[str, typer.Argument(help="The secret's name.", autocompletion=completing.secrets)]
 
 
 @command(app, "set", example="penstock secret set db-password --from-file password.txt")
@@ -66,10 +68,20 @@ def show(session: Session, name: SecretName) -> None:
 
 
 @command(app, "delete", example="penstock secret delete db-password")
-def delete(session: Session, name: SecretName) -> None:
-    """Delete a secret. Units that run keep what they got."""
+def delete(
+    session: Session,
+    secrets: Annotated[
+        list[str], typer.Argument(metavar="SECRET…", help="The secrets' names.", autocompletion=completing.secrets)
+    ],
+) -> None:
+    """Delete secrets. Units that run keep what they got."""
     with session.client() as client:
-        client.secrets.delete(name)
+
+        def delete(text: str) -> str:
+            client.secrets.delete(text)
+            return f"deleted secret {text}"
+
+        say_each(session, secrets, delete)
 
 
 def _value(session: Session, file: Path | None, *, from_stdin: bool) -> bytes:

@@ -5,25 +5,29 @@ Global options may stand before or after the command: every group and command ta
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec
 
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli.errors import CliError
+from penstock.cli import completing
+from penstock.cli.errors import AUTH, MEANINGS, CliError
 from penstock.cli.lazy import Entry, lazy_group
-from penstock.cli.output import Format, Output, notice
+from penstock.cli.output import Format, Output
 from penstock.cli.passing import PassingCommand
-from penstock.cli.resolve import Flags, Resolved, resolve
+from penstock.cli.resolve import Flags, Resolved, Value, resolve
 
 if TYPE_CHECKING:
     from penstock.sdk.client import Client
 
 P = ParamSpec("P")
 
-_LOOPBACK: Final = ("http://127.", "http://localhost", "http://[::1]")
+_SWITCHES: Final = frozenset({"no_heading", "no_input", "insecure_http"})
+HELP: Final = {"help_option_names": ["-h", "--help"]}
+_ALLOW_HTTP: Final = "PENSTOCK_ALLOW_HTTP"
 
 
 def _options(*, hidden: bool) -> dict[str, Any]:
@@ -34,16 +38,33 @@ def _options(*, hidden: bool) -> dict[str, Any]:
             bool, typer.Option("--no-heading", help="Print no headings in tables and CSV.", hidden=hidden)
         ],
         "project": Annotated[
-            str | None, typer.Option("-p", "--project", help="Act in this project (prj_…).", hidden=hidden)
+            str | None,
+            typer.Option(
+                "-p",
+                "--project",
+                help="Act in this project: its name or id.",
+                hidden=hidden,
+                autocompletion=completing.projects,
+            ),
         ],
         "profile": Annotated[
-            str | None, typer.Option("--profile", help="Use this profile of the configuration file.", hidden=hidden)
+            str | None,
+            typer.Option(
+                "--profile",
+                help="Use this profile of the configuration file.",
+                hidden=hidden,
+                autocompletion=completing.profiles,
+            ),
         ],
         "api_url": Annotated[str | None, typer.Option("--api-url", help="The API's address.", hidden=hidden)],
         "no_input": Annotated[bool, typer.Option("--no-input", help="Never ask; fail instead.", hidden=hidden)],
         "data": Annotated[
             str | None,
             typer.Option("--data", metavar="DIR", help="The local instance's data folder.", hidden=hidden),
+        ],
+        "insecure_http": Annotated[
+            bool,
+            typer.Option("--insecure-http", help="Send the key also over plain http to other machines.", hidden=hidden),
         ],
     }
 
@@ -56,6 +77,8 @@ class Session:
     output: Output = field(default_factory=Output)
     flags: Flags = field(default_factory=Flags)
     no_input: bool = False
+    insecure_http: bool = False
+    argv: Sequence[str] = ()
 
     def take(
         self,
@@ -67,6 +90,7 @@ class Session:
         api_url: str | None,
         no_input: bool,
         data: str | None,
+        insecure_http: bool,
     ) -> None:
         """Options given at one place of the command line."""
         if output:
@@ -74,6 +98,7 @@ class Session:
         if no_heading:
             self.output = replace(self.output, heading=False)
         self.no_input |= no_input
+        self.insecure_http |= insecure_http
         given = {"project": project, "profile": profile, "api_url": api_url, "data": data}
         self.flags = replace(self.flags, **{name: value for name, value in given.items() if value})
 
@@ -85,20 +110,43 @@ class Session:
         """A client for the server that the options lead to."""
         from penstock.sdk.client import Client
 
-        api_url, key, resolved = self.credentials()
-        project = resolved.project.text if resolved.project else None
-        gateway_url = resolved.gateway_url.text if resolved.gateway_url else None
-        return Client(api_url, key, project=project, gateway_url=gateway_url)
+        return Client(**self.target())
 
-    def credentials(self) -> tuple[str, str, Resolved]:
-        """The address and the key, or a CliError that says what to do."""
+    def target(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+        """What a client is made from: address, key, project and gateway, or a CliError that says what to do."""
         resolved = self.resolved()
         if resolved.api_url is None or resolved.key is None:
             raise _not_logged_in(resolved)
-        url = resolved.api_url.text
-        if url.startswith("http://") and not url.startswith(_LOOPBACK):
-            notice(f"warning: {url} is not encrypted; others on the way can read your key")
-        return url, resolved.key.text, resolved
+        given: dict[str, Any] = {
+            "api_url": resolved.api_url.text,
+            "key": resolved.key.text,
+            "gateway_url": resolved.gateway_url.text if resolved.gateway_url else None,
+            "allow_http": self.allow_http,
+            **({} if timeout_s is None else {"timeout_s": timeout_s}),
+        }
+        return given | {"project": self._project(resolved.project, given)}
+
+    @property
+    def allow_http(self) -> bool:
+        """Whether the key may go over plain HTTP to other machines."""
+        return self.insecure_http or self.environ.get(_ALLOW_HTTP) == "1"
+
+    def _project(self, project: Value | None, given: Mapping[str, Any]) -> str | None:
+        """The project's id, which may be given by its name."""
+        if project is None or project.text.startswith("prj_"):
+            return project.text if project else None
+        from penstock.cli import names
+        from penstock.sdk.client import Client
+
+        with Client(**given) as client:
+            return names.project(client, project.text)
+
+    def line(self, *words: str) -> str:
+        """A command line for the person to type, in the same place as this one."""
+        flags = {"--profile": self.flags.profile, "-p": self.flags.project, "--api-url": self.flags.api_url}
+        flags["--data"] = self.flags.data
+        given = [word for name, value in flags.items() if value for word in (name, value)]
+        return shlex.join(["penstock", *given, *words])
 
     def need_input(self, what: str) -> None:
         """Fail where a question would have to be asked and may not."""
@@ -113,27 +161,41 @@ def _not_logged_in(resolved: Resolved) -> CliError:
             "PENSTOCK_API_KEY",
             code="no_home",
             field="HOME",
+            exit_code=AUTH,
         )
     where = f" for {resolved.api_url.text}" if resolved.api_url else ""
     return CliError(
         f"no key{where}: is the local cloud running? `penstock up` starts it; for another cloud run `penstock login` "
         "or set PENSTOCK_API_KEY",
         code="not_logged_in",
+        exit_code=AUTH,
     )
 
 
 def group(name: str, help: str) -> typer.Typer:  # noqa: A002 - as typer calls it
     """A group of commands."""
-    app = typer.Typer(name=name, help=help, rich_markup_mode=None, add_completion=False)
+    app = typer.Typer(name=name, help=help, rich_markup_mode=None, add_completion=False, context_settings=HELP)
     app.callback(invoke_without_command=True)(_with_options(_nothing, hidden=True))
     return app
 
 
 def root(help: str, entries: Mapping[str, Entry]) -> typer.Typer:  # noqa: A002
     """The whole command, with the global options shown."""
-    app = typer.Typer(name="penstock", help=help, cls=lazy_group(entries), rich_markup_mode=None, add_completion=False)
+    app = typer.Typer(
+        name="penstock",
+        help=help,
+        epilog=_exit_codes(),
+        cls=lazy_group(entries),
+        rich_markup_mode=None,
+        add_completion=False,
+        context_settings=HELP,
+    )
     app.callback(invoke_without_command=True)(_with_options(_root, hidden=False))
     return app
+
+
+def _exit_codes() -> str:
+    return "\n".join(["\b", "Exit codes:", *(f"  {code:<4} {meaning}" for code, meaning in MEANINGS.items())])
 
 
 def _nothing(_: Session) -> None:
@@ -165,7 +227,7 @@ def command(
             cls=PassingCommand if passes_on else TyperCommand,
             epilog=f"\b\nExample:\n  {example}\n\nEvery command also takes the options of `penstock --help`.",
             hidden=hidden,
-            context_settings={"allow_interspersed_args": not passes_on},
+            context_settings={**HELP, "allow_interspersed_args": not passes_on},
         )(_with_options(function, hidden=True))
         return function
 
@@ -191,7 +253,7 @@ def _with_options(function: Callable[Concatenate[Session, P], None], *, hidden: 
         inspect.Parameter("context", keyword, annotation=typer.Context),
         *(parameter.replace(kind=keyword) for parameter in own),
         *(
-            inspect.Parameter(name, keyword, annotation=option, default=False if name.startswith("no_") else None)
+            inspect.Parameter(name, keyword, annotation=option, default=False if name in _SWITCHES else None)
             for name, option in options.items()
         ),
     ]

@@ -1,16 +1,32 @@
 """What can be rented, and its price."""
 
 import re
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli.output import Column
+from penstock.cli import completing
+from penstock.cli.errors import NOT_FOUND, CliError
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, size
-from penstock.wire.rest import Sku, SkuPut
+from penstock.wire.rest import Sku, SkuPut, SkuUpdate
+
+if TYPE_CHECKING:
+    from penstock.sdk.client import Client
 
 _PRICE: Final = re.compile(r"\$?(?P<whole>[0-9]{1,6})(?:\.(?P<rest>[0-9]{1,6}))?")
+
+#: What a new offer cannot do without, and the options that say it.
+_NEEDED: Final = {
+    "gpu_model": "--gpu-model",
+    "price_microusd_per_gpu_hour": "--price",
+    "memory_bytes_per_gpu": "--memory",
+    "cpus_per_gpu": "--cpus",
+}
+
+SkuName = Annotated[str, typer.Argument(help="The offer's name.", autocompletion=completing.skus)]
 
 app = group("sku", "Offers: what can be rented, and its price.")
 
@@ -24,7 +40,7 @@ def share(sku: Sku) -> str:
 
 
 COLUMNS: list[Column[Sku]] = [
-    Column("name", lambda sku: sku.name),
+    Column("name", lambda sku: sku.name, rank=NEEDED),
     Column("gpu", lambda sku: sku.gpu_model),
     Column("share", share),
     Column("counts", lambda sku: ",".join(map(str, sku.gpu_counts))),
@@ -45,7 +61,7 @@ def list_(session: Session) -> None:
 
 
 @command(app, "show", example="penstock sku show g1.1")
-def show(session: Session, name: Annotated[str, typer.Argument(help="The offer's name.")]) -> None:
+def show(session: Session, name: SkuName) -> None:
     """Show one offer."""
     with session.client() as client:
         session.output.item(client.skus.get(name), COLUMNS)
@@ -54,48 +70,104 @@ def show(session: Session, name: Annotated[str, typer.Argument(help="The offer's
 @command(
     app,
     "set",
-    example="penstock sku set h100.8 --gpu-model 'NVIDIA H100' --count 1 --count 8 --price 3.49 --memory 64 --cpus 16",
+    example="penstock sku set h100.8 --gpu-model 'NVIDIA H100' --count 1 --count 8 --price 3.49 --memory 64 --cpus 16\n"
+    "  penstock sku set h100.8 --price 2.99",
 )
 def set_(
     session: Session,
-    name: Annotated[str, typer.Argument(help="The offer's name.")],
-    gpu_model: Annotated[str, typer.Option(help="The model's name; * takes any.")],
-    price: Annotated[str, typer.Option(metavar="DOLLARS", help="Per GPU and hour, up to six decimals.")],
-    memory: Annotated[float, typer.Option(metavar="GIB", help="Main memory for each GPU.", min=0.0625)],
-    cpus: Annotated[float, typer.Option(help="Processors for each GPU.")],
-    count: Annotated[list[int] | None, typer.Option(help="A number of GPUs that may be asked for; repeat.")] = None,
-    description: Annotated[str, typer.Option(help="For people who choose.")] = "",
-    processes: Annotated[int, typer.Option(help="How many processes a unit may have.")] = 4096,
-    scratch: Annotated[float, typer.Option(metavar="GIB", help="Scratch space.")] = 10.0,
-    mig: Annotated[str, typer.Option(metavar="PROFILE", help="Shares by MIG of this profile, such as 1g.10gb.")] = "",
+    name: SkuName,
+    gpu_model: Annotated[str | None, typer.Option(help="The model's name; * takes any.")] = None,
+    price: Annotated[str | None, typer.Option(metavar="DOLLARS", help="Per GPU and hour, up to six decimals.")] = None,
+    memory: Annotated[float | None, typer.Option(metavar="GIB", help="Main memory for each GPU.", min=0.0625)] = None,
+    cpus: Annotated[float | None, typer.Option(help="Processors for each GPU.")] = None,
+    count: Annotated[
+        list[int] | None, typer.Option(help="A number of GPUs that may be asked for; repeat. A new offer has 1.")
+    ] = None,
+    description: Annotated[str | None, typer.Option(help="For people who choose.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="How many processes a unit may have; 4096 in a new offer.")
+    ] = None,
+    scratch: Annotated[float | None, typer.Option(metavar="GIB", help="Scratch space; 10 in a new offer.")] = None,
+    mig: Annotated[
+        str | None, typer.Option(metavar="PROFILE", help="Shares by MIG of this profile, such as 1g.10gb.")
+    ] = None,
     mps: Annotated[
         float | None,
         typer.Option(metavar="GIB", help="Shares by MPS with at least so much GPU memory.", min=0),
     ] = None,
-    enabled: Annotated[bool, typer.Option("--enabled/--disabled", help="Whether it can be rented.")] = True,
+    enabled: Annotated[
+        bool | None,
+        typer.Option("--enabled/--disabled", help="Whether it can be rented; so is a new offer.", show_default=False),
+    ] = None,
 ) -> None:
-    """Define or change an offer; operators only. Running allocations keep their price.
+    """Define an offer, or change what is given of it; operators only. Running allocations keep their price.
 
     With --mig or --mps the offer is of shares of GPUs: counts, price, memory and CPUs are then those of one share.
     """
     if mig and mps is not None:
         raise typer.BadParameter("a share is by MIG or by MPS, not both", param_hint="--mps")
-    sku = SkuPut(
+    change = SkuUpdate(
         description=description,
         gpu_model=gpu_model,
-        gpu_counts=count or [1],
-        price_microusd_per_gpu_hour=microusd(price),
-        memory_bytes_per_gpu=int(memory * (1 << 30)),
+        gpu_counts=count or None,
+        price_microusd_per_gpu_hour=None if price is None else microusd(price),
+        memory_bytes_per_gpu=_bytes(memory),
         cpus_per_gpu=cpus,
         processes_max=processes,
-        scratch_bytes=int(scratch * (1 << 30)),
-        share="mig" if mig else "gpu" if mps is None else "mps",
-        mig_profile=mig,
-        share_memory_bytes_min=int((mps or 0) * (1 << 30)),
+        scratch_bytes=_bytes(scratch),
         enabled=enabled,
+        **_share(mig, mps),
     )
     with session.client() as client:
-        session.output.item(client.skus.put(name, sku), COLUMNS)
+        session.output.item(_set(client, name, change), COLUMNS)
+
+
+def _share(mig: str | None, mps: float | None) -> dict[str, Any]:
+    """What makes an offer one of shares; nothing where that is not said."""
+    if mig is not None:
+        return {"share": "mig" if mig else "gpu", "mig_profile": mig, "share_memory_bytes_min": 0}
+    if mps is not None:
+        return {"share": "mps", "mig_profile": "", "share_memory_bytes_min": _bytes(mps)}
+    return {}
+
+
+def _bytes(gib: float | None) -> int | None:
+    return None if gib is None else int(gib * (1 << 30))
+
+
+def _set(client: "Client", name: str, change: SkuUpdate) -> Sku:
+    """Change the offer, or define it where there is none of this name."""
+    import msgspec
+
+    from penstock.sdk.errors import NotFound
+
+    given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not None}
+    if not given:
+        raise CliError(f"say what of {name} to change, such as --price 2.99", field="options")
+    try:
+        return client.skus.update(name, change)
+    except NotFound:
+        if absent := [option for field, option in _NEEDED.items() if field not in given]:
+            message = f"there is no SKU {name} yet; a new one needs {', '.join(absent)}"
+            raise CliError(message, code="not_found", exit_code=NOT_FOUND) from None
+        return client.skus.put(name, SkuPut(**{"description": "", "gpu_counts": [1]} | given))
+
+
+@command(app, "delete", example="penstock sku delete h100.8")
+def delete(
+    session: Session,
+    skus: Annotated[
+        list[str], typer.Argument(metavar="SKU…", help="The offers' names.", autocompletion=completing.skus)
+    ],
+) -> None:
+    """Delete offers; operators only. Refused while an allocation, a function or warm stock needs one."""
+    with session.client() as client:
+
+        def delete(name: str) -> str:
+            client.skus.delete(name)
+            return f"deleted SKU {name}"
+
+        say_each(session, skus, delete)
 
 
 def microusd(text: str) -> int:

@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
+from penstock.cli import completing
 from penstock.cli.output import Column, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import StockFloor
@@ -21,7 +22,7 @@ COLUMNS: Final[list[Column[StockFloor]]] = [
     Column("reason", lambda it: it.reason),
 ]
 
-Sku = Annotated[str, typer.Argument(help="The offer that the units are for.")]
+Sku = Annotated[str, typer.Argument(help="The offer that the units are for.", autocompletion=completing.skus)]
 Gpus = Annotated[int, typer.Option(help="GPUs of each unit.")]
 Image = Annotated[str, typer.Option(help="Image of each unit.")]
 

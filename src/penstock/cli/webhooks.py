@@ -4,16 +4,18 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli import completing, names
 from penstock.cli.errors import CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.many import say_each
+from penstock.cli.output import NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Webhook, WebhookCreated, WebhookDelivery
 
 app = group("webhook", "Addresses that events are sent to.")
 
 COLUMNS: list[Column[Webhook]] = [
-    Column("id", lambda webhook: webhook.id),
-    Column("state", lambda webhook: webhook.state),
+    Column("id", lambda webhook: webhook.id, rank=NEEDED),
+    Column("state", lambda webhook: webhook.state, rank=NEEDED),
     Column("url", lambda webhook: webhook.url),
     Column("events", lambda webhook: " ".join(webhook.event_types)),
     Column("failures", lambda webhook: webhook.failures),
@@ -29,9 +31,9 @@ DETAILS: list[Column[Webhook]] = [
     Column("updated", lambda webhook: webhook.updated_at),
 ]
 DELIVERY_COLUMNS: list[Column[WebhookDelivery]] = [
-    Column("id", lambda delivery: delivery.id),
+    Column("id", lambda delivery: delivery.id, rank=NEEDED),
     Column("event", lambda delivery: delivery.event_type),
-    Column("state", lambda delivery: delivery.state),
+    Column("state", lambda delivery: delivery.state, rank=NEEDED),
     Column("attempts", lambda delivery: delivery.attempts),
     Column("error", lambda delivery: delivery.error),
     Column("detail", lambda delivery: delivery.detail),
@@ -41,15 +43,18 @@ DELIVERY_COLUMNS: list[Column[WebhookDelivery]] = [
 ]
 #: For a terminal; with -o csv or json there is everything.
 DELIVERY_TABLE: list[Column[WebhookDelivery]] = [
-    Column("id", lambda delivery: delivery.id),
+    Column("id", lambda delivery: delivery.id, rank=NEEDED),
     Column("event", lambda delivery: delivery.event_type),
-    Column("state", lambda delivery: delivery.state),
+    Column("state", lambda delivery: delivery.state, rank=NEEDED),
     Column("attempts", lambda delivery: delivery.attempts),
     Column("created", lambda delivery: delivery.created_at),
     Column("error", lambda delivery: delivery.error),
 ]
 
-WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The webhook's id (whk_…).")]
+WebhookName = Annotated[
+    str,
+    typer.Argument(metavar="WEBHOOK", help="The webhook's address or id (whk_…).", autocompletion=completing.webhooks),
+]
 Events = Annotated[
     list[str] | None,
     typer.Option(
@@ -78,16 +83,16 @@ def list_(session: Session) -> None:
 
 
 @command(app, "show", example="penstock webhook show whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def show(session: Session, webhook: WebhookId) -> None:
+def show(session: Session, webhook: WebhookName) -> None:
     """Show a webhook."""
     with session.client() as client:
-        session.output.item(client.webhooks.get(webhook), DETAILS)
+        session.output.item(client.webhooks.get(names.webhook(client, webhook)), DETAILS)
 
 
 @command(app, "update", example="penstock webhook update whk_01k9z3v5x7y9a1b3c5d7e9f1g3 --enable")
 def update(
     session: Session,
-    webhook: WebhookId,
+    webhook: WebhookName,
     url: Annotated[str | None, typer.Option(help="Send to this address from now on.")] = None,
     event: Events = None,
     enable: Annotated[
@@ -98,44 +103,63 @@ def update(
     if url is None and event is None and enable is None:
         raise CliError("give --url, --event, --enable or --pause")
     with session.client() as client:
-        changed = client.webhooks.update(webhook, url=url, event_types=event, enabled=enable)
+        changed = client.webhooks.update(names.webhook(client, webhook), url=url, event_types=event, enabled=enable)
     session.output.item(changed, DETAILS)
 
 
 @command(app, "delete", example="penstock webhook delete whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def delete(session: Session, webhook: WebhookId) -> None:
-    """Delete a webhook and what waits for it."""
+def delete(
+    session: Session,
+    webhooks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="WEBHOOK…", help="The webhooks' addresses or ids (whk_…).", autocompletion=completing.webhooks
+        ),
+    ],
+) -> None:
+    """Delete webhooks and what waits for them."""
     with session.client() as client:
-        client.webhooks.delete(webhook)
-    notice(f"deleted {webhook}")
+
+        def delete(text: str) -> str:
+            client.webhooks.delete(names.webhook(client, text))
+            return f"deleted webhook {text}"
+
+        say_each(session, webhooks, delete)
 
 
 @command(app, "rotate", example="penstock webhook rotate whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def rotate(session: Session, webhook: WebhookId) -> None:
+def rotate(session: Session, webhook: WebhookName) -> None:
     """Make a new secret and print it, this once. For 24 hours messages are signed with the old one too."""
     with session.client() as client:
-        changed = client.webhooks.rotate(webhook)
+        changed = client.webhooks.rotate(names.webhook(client, webhook))
     _show_secret(session, changed)
 
 
 @command(app, "test", example="penstock webhook test whk_01k9z3v5x7y9a1b3c5d7e9f1g3")
-def test(session: Session, webhook: WebhookId) -> None:
+def test(session: Session, webhook: WebhookName) -> None:
     """Send a test event now; `webhook deliveries` shows what became of it."""
     with session.client() as client:
-        session.output.item(client.webhooks.test(webhook), DELIVERY_COLUMNS)
+        session.output.item(client.webhooks.test(names.webhook(client, webhook)), DELIVERY_COLUMNS)
 
 
 @command(app, "deliveries", example="penstock webhook deliveries whk_01k9z3v5x7y9a1b3c5d7e9f1g3 --state failed")
 def deliveries(
     session: Session,
-    webhook: WebhookId,
-    state: Annotated[str | None, typer.Option(help="pending, delivered or failed.")] = None,
+    webhook: WebhookName,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="pending, delivered or failed.", autocompletion=completing.words("pending", "delivered", "failed")
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 50,
 ) -> None:
     """List what was and is to be sent, newest first."""
     with session.client() as client:
         columns = DELIVERY_TABLE if session.output.format is Format.TABLE else DELIVERY_COLUMNS
-        session.output.items(client.webhooks.deliveries(webhook, state=state, limit=limit), columns)
+        session.output.items(
+            client.webhooks.deliveries(names.webhook(client, webhook), state=state, limit=limit), columns
+        )
 
 
 @command(
@@ -145,12 +169,12 @@ def deliveries(
 )
 def retry(
     session: Session,
-    webhook: WebhookId,
+    webhook: WebhookName,
     delivery: Annotated[str, typer.Argument(metavar="DELIVERY", help="The delivery's id (dlv_…).")],
 ) -> None:
     """Send an event again now, whatever became of it."""
     with session.client() as client:
-        session.output.item(client.webhooks.retry(webhook, delivery), DELIVERY_COLUMNS)
+        session.output.item(client.webhooks.retry(names.webhook(client, webhook), delivery), DELIVERY_COLUMNS)
 
 
 def _show_secret(session: Session, made: WebhookCreated) -> None:

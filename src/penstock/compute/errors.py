@@ -43,6 +43,24 @@ class UnknownSku(Invalid):
     code = "compute.unknown_sku"
 
 
+class BadId(Invalid):
+    """The id that the client chose is not one, or not of now."""
+
+    code = "compute.bad_id"
+
+
+class IdTaken(Conflict):
+    """The id that the client chose was used before."""
+
+    code = "compute.id_taken"
+
+
+class SkuInUse(Conflict):
+    """Something that has not ended was made with the offer."""
+
+    code = "compute.sku_in_use"
+
+
 class BadGpuCount(Invalid):
     """The offer does not come in this size."""
 

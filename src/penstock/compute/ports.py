@@ -47,6 +47,14 @@ class Handoffs(Protocol):
         ...
 
 
+class SkuUsers(Protocol):
+    """What another domain makes allocations for."""
+
+    async def of_sku(self, conn: Reader, sku: str, *, limit: int) -> Sequence[str]:
+        """What needs this offer, in words such as `function hello in project prj_…`."""
+        ...
+
+
 class Projects(Protocol):
     """Identity's projects."""
 

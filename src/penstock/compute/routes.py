@@ -11,7 +11,7 @@ from litestar.params import QueryParameter
 
 from penstock.compute import schemas
 from penstock.compute.model import Limits, Shape, State
-from penstock.compute.ports import Funds, Handoffs, Projects, Secrets
+from penstock.compute.ports import Funds, Handoffs, Projects, Secrets, SkuUsers
 from penstock.compute.service import catalogue, egress, read, resolutions, runtimes, stock
 from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
@@ -34,6 +34,7 @@ def router(
     secrets: Secrets,
     handoffs: Handoffs,
     projects: Projects,
+    sku_users: SkuUsers,
     db: Database,
     *,
     limits: Limits,
@@ -45,7 +46,7 @@ def router(
         path="/",
         route_handlers=[
             *_allocation_routes(create, Release(limits), db, gateway_url),
-            *_sku_routes(db),
+            *_sku_routes(sku_users, db),
             *_quota_routes(Quotas(projects, limits), db),
             *_runtime_routes(db),
             *_resolution_routes(db),
@@ -79,9 +80,12 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
         label: Annotated[
             list[str] | None, QueryParameter(required=False, description="`key=value`; may be repeated.")
         ] = None,
+        ended: Annotated[
+            bool | None, QueryParameter(required=False, description="false: only what has not ended; true: the rest.")
+        ] = None,
     ) -> rest.Page[rest.Allocation]:
         """The project's allocations, the newest first."""
-        only = Filter(state=_state(allocation_state), sku=sku, name=name, labels=_labels(label))
+        only = Filter(state=_state(allocation_state), sku=sku, name=name, labels=_labels(label), ended=ended)
         before = _text_cursor(page, "a")
         async with db.read() as conn:
             shown = await read.page(conn, caller, only, before=before, limit=page.limit + 1)
@@ -119,7 +123,7 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
     return [create_allocation, list_allocations, get_allocation, update_allocation, release_allocation]
 
 
-def _sku_routes(db: Database) -> Sequence[HTTPRouteHandler]:
+def _sku_routes(users: SkuUsers, db: Database) -> Sequence[HTTPRouteHandler]:
     @get("/skus", operation_id="listSkus")
     async def list_skus(caller: Caller, page: PageQuery) -> rest.Page[rest.Sku]:
         """The offers."""
@@ -138,13 +142,25 @@ def _sku_routes(db: Database) -> Sequence[HTTPRouteHandler]:
 
     @put("/skus/{name:str}", operation_id="putSku", opt={"action": "skus.write"})
     async def put_sku(caller: Caller, name: str, data: rest.SkuPut) -> rest.Sku:
-        """Define or change an offer; operators only."""
+        """Define or replace an offer; operators only."""
         if not _SLUG.fullmatch(name):
             raise Invalid("name must be a slug of max 63 characters", field="name")
         async with db.transaction() as tx:
             return schemas.sku(await catalogue.put_offer(tx, caller, name, data))
 
-    return [list_skus, get_sku, put_sku]
+    @patch("/skus/{name:str}", operation_id="updateSku", opt={"action": "skus.write"})
+    async def update_sku(caller: Caller, name: str, data: rest.SkuUpdate) -> rest.Sku:
+        """Change what is given of an offer; operators only."""
+        async with db.transaction() as tx:
+            return schemas.sku(await catalogue.update_offer(tx, caller, name, data))
+
+    @delete("/skus/{name:str}", operation_id="deleteSku", opt={"action": "skus.write"})
+    async def delete_sku(caller: Caller, name: str) -> None:
+        """Remove an offer; operators only. Refused while something that was made with it has not ended."""
+        async with db.transaction() as tx:
+            await catalogue.delete_offer(tx, caller, name, users)
+
+    return [list_skus, get_sku, put_sku, update_sku, delete_sku]
 
 
 def _quota_routes(quotas: Quotas, db: Database) -> Sequence[HTTPRouteHandler]:

@@ -24,7 +24,7 @@ from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.wire import subjects
 from penstock.wire.rest import Enrolled, EnrolmentToken
 
@@ -99,7 +99,7 @@ class Enrolment:
         caller.require("nodes.write")
         node = await node_rows.lock(tx, node_id)
         if node is None:
-            raise NotFound("no node with this id")
+            raise missing("node", node_id)
         if node.state in (NodeState.PENDING, NodeState.RETIRED):
             raise IllegalMove(f"a node that is {node.state} cannot be recovered", node_id=node_id)
         await audit.record(tx, caller.actor, "nodes.create_recovery_token", node.id)

@@ -18,7 +18,7 @@ from penstock.fleet.tasks import Tasks
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlated, logger
 from penstock.wire import subjects
@@ -89,7 +89,7 @@ async def _find(tx: Tx, caller: Caller, node_id: str, slot_id: str) -> Slot:
     caller.require("nodes.write")
     slot = next((slot for slot in await slot_rows.of_nodes(tx, [node_id]) if slot.id == slot_id), None)
     if slot is None:
-        raise NotFound("no slot with this id on this node")
+        raise missing("slot", f"{slot_id} on node {node_id}")
     return slot
 
 

@@ -12,7 +12,7 @@ from penstock.fleet.store import nodes as node_rows
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.wire import subjects
 
 _GONE: Final = (NodeState.LOST, NodeState.RETIRED)
@@ -82,7 +82,7 @@ async def _lock(tx: Tx, caller: Caller, node_id: str) -> Node:
     caller.require("nodes.write")
     node = await node_rows.lock(tx, node_id)
     if node is None:
-        raise NotFound("no node with this id")
+        raise missing("node", node_id)
     return node
 
 
@@ -97,7 +97,7 @@ async def find(conn: Reader, caller: Caller, node_id: str) -> Node:
     caller.require("nodes.read")
     node = await node_rows.find(conn, node_id)
     if node is None:
-        raise NotFound("no node with this id")
+        raise missing("node", node_id)
     return node
 
 

@@ -9,7 +9,7 @@ from penstock.fleet.store import slots as slot_rows
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.wire import subjects
 
 
@@ -52,7 +52,7 @@ async def force_cleanup(
     caller.require("nodes.write")
     slot = await slot_rows.lock(tx, slot_id)
     if slot is None or slot.node_id != node_id:
-        raise NotFound("no slot with this id on this node")
+        raise missing("slot", f"{slot_id} on node {node_id}")
     if not runtime_verified_absent:
         raise AbsenceNotVerified(
             "runtime_verified_absent: must be true; look at the node first", field="runtime_verified_absent"

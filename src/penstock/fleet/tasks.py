@@ -25,7 +25,7 @@ from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
@@ -185,7 +185,7 @@ async def page(conn: Reader, caller: Caller, node_id: str, *, before: int, limit
     """The node's tasks for an operator, the newest first."""
     caller.require("tasks.read")
     if await node_rows.find(conn, node_id) is None:
-        raise NotFound("no node with this id")
+        raise missing("node", node_id)
     return await task_rows.page(conn, node_id, before=before, limit=limit)
 
 

@@ -19,7 +19,7 @@ from penstock.identity.store import logins
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller, Login
 from penstock.kit.db import Database
-from penstock.kit.errors import NotFound, Unauthenticated
+from penstock.kit.errors import Unauthenticated, missing
 from penstock.wire import subjects
 
 K = TypeVar("K")
@@ -137,7 +137,7 @@ def resolve(credential: Credential, project: str | None) -> Caller:
         return _caller(credential, credential.key_member_role, credential.key_role, operator=operator)
     if operator:
         if credential.project_id is None:
-            raise NotFound("no project with this id", field="Penstock-Project")
+            raise missing("project", project, field="Penstock-Project")
         return _caller(credential, Role.OWNER, Role.OWNER, operator=True)
     if credential.member_role is None or not _roams(credential):
         raise KeyBound("this API key works in its own project only", field="Penstock-Project")

@@ -14,7 +14,7 @@ from penstock.identity.service import policy, providers, sessions
 from penstock.kit import http, idempotency, sealing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.kit.idempotency import Once
 from penstock.kit.paging import PageQuery
 from penstock.wire import rest
@@ -34,7 +34,7 @@ def _name(text: str) -> str:
     try:
         return msgspec.convert(text, rest.Slug)
     except msgspec.ValidationError as error:
-        raise NotFound("no identity provider with this name") from error
+        raise missing("identity provider", text) from error
 
 
 def _login(db: Database, authenticator: Authenticator) -> list[Any]:

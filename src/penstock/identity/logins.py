@@ -29,7 +29,7 @@ from penstock.kit import audit, outbox
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller, Login
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import NotFound, Unauthenticated
+from penstock.kit.errors import NotFound, Unauthenticated, missing
 from penstock.kit.ids import is_id, new_id
 from penstock.kit.outbox import Event
 
@@ -105,7 +105,7 @@ async def caller_of(conn: Reader, person: Person, login: Login, project: str | N
         project_id=asked,
         limit=_NAMED_MAX + 1,
     )
-    grant = _only(found, asked=project is not None)
+    grant = _only(found, project)
     return _caller(person, login, grant.project_id, grant.organisation_id, grant.role, operator=False)
 
 
@@ -115,15 +115,15 @@ async def _operator(conn: Reader, person: Person, login: Login, project: str | N
         return _caller(person, login, DEFAULT_PROJECT, DEFAULT_ORGANISATION, Role.OWNER, operator=True)
     found = await store.find_project(conn, project) if is_id("prj", project) else None
     if found is None:
-        raise NotFound("no project with this id", field="Penstock-Project")
+        raise missing("project", project, field="Penstock-Project")
     return _caller(person, login, found.id, found.organisation_id, Role.OWNER, operator=True)
 
 
-def _only(found: list[Grant], *, asked: bool) -> Grant:
+def _only(found: list[Grant], asked: str | None) -> Grant:
     if len(found) == 1:
         return found[0]
-    if asked:
-        raise NotFound("no project with this id", field="Penstock-Project")
+    if asked is not None:
+        raise missing("project", asked, field="Penstock-Project")
     if not found:
         raise NoRole("you have no role in any project; ask an operator to map one of your groups, or to add you")
     named = ", ".join(f"{grant.project_id} ({grant.name})" for grant in found[:_NAMED_MAX])

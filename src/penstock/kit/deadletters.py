@@ -6,7 +6,7 @@ from datetime import datetime
 from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.wire import subjects
 
 
@@ -50,4 +50,4 @@ async def discard(tx: Tx, actor: Actor, event_id: str) -> None:
 async def _resolve(tx: Tx, change: str, event_id: str) -> None:
     resolved = await tx.fetchval(f"{change} where o.seq = w.seq and event_id = $1 and dead returning w.seq", event_id)
     if resolved is None:
-        raise NotFound("no dead letter with this id", field="event_id")
+        raise missing("dead letter", event_id, field="event_id")

@@ -1,7 +1,9 @@
 """Expected failures. They know no transport: `kit/statuses.py` and `flows/errors.py` are the only translators."""
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_NAME_CHARS_MAX: Final = 100
 
 
 class Kind(StrEnum):
@@ -58,6 +60,16 @@ class NotFound(PenstockError):
 
     kind = Kind.NOT_FOUND
     code = "not_found"
+
+
+def missing(kind: str, name: str, *, field: str | None = None) -> NotFound:
+    """The NotFound that names the thing that was asked for, which may be any text."""
+    return NotFound(f"no {kind} {brief(name)}", field=field)
+
+
+def brief(name: str) -> str:
+    """A caller's text as it may stand in a message: of bounded length."""
+    return name if len(name) <= _NAME_CHARS_MAX else name[: _NAME_CHARS_MAX - 1] + "…"
 
 
 class Conflict(PenstockError):

@@ -26,7 +26,7 @@ from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
 from penstock.kit import jsonbody
 from penstock.kit.caller import Caller
 from penstock.kit.edge import EdgeRequest, Head, Rejected
-from penstock.kit.errors import Invalid, Kind, NotFound, PenstockError, StorageFull, Unavailable
+from penstock.kit.errors import Invalid, Kind, PenstockError, StorageFull, Unavailable, missing
 from penstock.kit.full import FULL, is_full
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
@@ -56,6 +56,25 @@ _CODES: Final = {
     413: "payload_too_large",
     415: "unsupported_media_type",
     429: "exhausted",
+}
+#: What ids of each prefix stand for, in messages.
+_KINDS: Final = {
+    "alc": "allocation",
+    "bdg": "budget",
+    "dlt": "dead letter",
+    "dlv": "delivery",
+    "evt": "event",
+    "key": "key",
+    "map": "mapping",
+    "nod": "node",
+    "pay": "payment",
+    "prj": "project",
+    "rfd": "refund",
+    "ses": "session",
+    "slt": "slot",
+    "sva": "service account",
+    "usr": "user",
+    "whk": "webhook",
 }
 #: Postgres cannot answer now, or chose this transaction as a victim: trying again may help.
 _DATABASE_AWAY: Final = (
@@ -87,7 +106,7 @@ def created(body: bytes) -> Response[Any]:
 def path_id(prefix: str, text: str) -> str:
     """The id, or NotFound: nothing can have an id of another shape."""
     if not is_id(prefix, text):
-        raise NotFound("no object with this id")
+        raise missing(_KINDS[prefix], text)
     return text
 
 

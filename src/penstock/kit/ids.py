@@ -27,6 +27,14 @@ def is_id(prefix: str, text: str) -> bool:
     return match is not None and match[1] == prefix
 
 
+def made_s(text: str) -> float:
+    """When an identifier of 26 characters was made, in seconds since 1970."""
+    number = 0
+    for character in text.partition("_")[2]:
+        number = number << 5 | _ALPHABET.index(character)
+    return (number >> 80) / 1000
+
+
 def check_id(prefix: str, text: str, *, field: str) -> str:
     """`text` itself, or Invalid naming the field."""
     if not is_id(prefix, text):

@@ -5,8 +5,9 @@ the environment set a field; shared fields (`SHARED`) are also read from the fil
 `PENSTOCK_FIELD`. A variable that is set but empty counts as unset.
 """
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -52,12 +53,15 @@ SHARED: Final = frozenset(
         "waiting_max_per_project",
     }
 )
+#: Sections of the file: the processes, and what the commands beside them read.
+SECTIONS: Final = frozenset({"api", "gateway", "worker", "relay", "biller", "activator", "agent", "sidecar", "db"})
 FILE_BYTES_MAX: Final = 1 << 20
 
 
 def load(cls: type[T], section: str, environ: Mapping[str, str]) -> T:
     """The settings of `section`, or Invalid naming the offending field."""
     document = read_toml(environ.get("PENSTOCK_CONFIG", ""))
+    check_top_level(document)
     names = cls.__struct_fields__
     values: dict[str, Any] = {name: document[name] for name in names if name in SHARED and name in document}
     values |= document.get(section, {})
@@ -69,7 +73,8 @@ def convert(values: Mapping[str, Any], cls: type[T], section: str) -> T:
     """Check `values` against the struct; unknown and missing names and wrong types are named."""
     unknown = sorted(set(values) - set(cls.__struct_fields__))
     if unknown:
-        raise Invalid(f"unknown setting {section}.{unknown[0]}", field=f"{section}.{unknown[0]}")
+        name = f"{section}.{unknown[0]}"
+        raise Invalid(f"unknown setting {name}{_meant(unknown[0], cls.__struct_fields__)}", field=name)
     for known in msgspec.structs.fields(cls):
         if known.required and known.name not in values:
             name = f"{section}.{known.name}"
@@ -78,6 +83,21 @@ def convert(values: Mapping[str, Any], cls: type[T], section: str) -> T:
         return msgspec.convert(dict(values), cls, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"setting {section}: {error}", field=section) from error
+
+
+def check_top_level(document: Mapping[str, Any]) -> None:
+    """Refuse a name at the file's top level that nobody reads, and a section that is none."""
+    for name, value in document.items():
+        if name not in SHARED and name not in SECTIONS:
+            raise Invalid(f"unknown setting {name}{_meant(name, [*SHARED, *SECTIONS])}", field=name)
+        if (name in SECTIONS) != isinstance(value, dict):
+            wanted = f"a section: write [{name}]" if name in SECTIONS else "one value"
+            raise Invalid(f"setting {name} must be {wanted}", field=name)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), 1, 0.5)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def read_toml(path: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Final
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.ids import new_id
 from penstock.kit.outbox import Event
 from penstock.kit.outward import Outward, Undelivered
@@ -137,7 +137,7 @@ class Webhooks:
         webhook = await self._find_active(tx, caller, webhook_id, lock=False)
         found = await deliveries.again(tx, webhook.id, delivery_id, give_up_s=self.patience.give_up_s)
         if found is None:
-            raise NotFound("no delivery with this id")
+            raise missing("delivery", delivery_id)
         await webhooks.hurry(tx, webhook.id)
         await audit.record(tx, caller.actor, "webhooks.retry", webhook.id, detail={"delivery_id": delivery_id})
         return found
@@ -216,7 +216,7 @@ async def list_deliveries(
 async def _find(conn: Reader, caller: Caller, webhook_id: str, *, lock: bool = False) -> Webhook:
     found = await webhooks.find(conn, caller.project_id, webhook_id, lock=lock)
     if found is None:
-        raise NotFound("no webhook with this id")
+        raise missing("webhook", webhook_id)
     return found
 
 

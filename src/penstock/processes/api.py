@@ -168,6 +168,7 @@ def compose(parts: Parts, settings: Settings) -> Litestar:
             parts.secrets,
             parts.handoffs,
             Directory(),
+            FunctionOccupancy(),
             database,
             limits=limits,
             gateway_url=settings.gateway_url,

@@ -261,8 +261,8 @@ def nodes(
 
 
 async def _clean_up(session: Session, report: Report) -> None:
-    api_url, key, _ = session.credentials()
-    async with AsyncClient(api_url, key) as client:
+    target = session.target()
+    async with AsyncClient(**target) as client:
         gone, held = await clean_up(client, report)
     await asyncio.to_thread(shutil.rmtree, _identities(session), ignore_errors=True)
     if held:
@@ -271,9 +271,9 @@ async def _clean_up(session: Session, report: Report) -> None:
 
 
 async def _simulate(session: Session, wanted: Wanted, report: Report) -> Summary:
-    api_url, key, _ = session.credentials()
-    async with AsyncClient(api_url, key) as client:
-        enroller = Enroller(client, api_url=api_url, folder=_identities(session), gpus=wanted.gpus)
+    target = session.target()
+    async with AsyncClient(**target) as client:
+        enroller = Enroller(client, api_url=target["api_url"], folder=_identities(session), gpus=wanted.gpus)
         try:
             identities = await enroller.all(wanted.nodes, report)
         except (PenstockError, aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -83,8 +83,9 @@ class Client(_Resources[BlockingExecutor]):
         project: str | None = None,
         gateway_url: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        allow_http: bool = False,
     ) -> None:
-        target = target_of(api_url, key, project=project, gateway_url=gateway_url)
+        target = target_of(api_url, key, project=project, gateway_url=gateway_url, allow_http=allow_http)
         super().__init__(BlockingExecutor(target, timeout_s=timeout_s))
 
     def __enter__(self) -> "Client":
@@ -114,11 +115,12 @@ class AsyncClient(_Resources["AsyncExecutor"]):
         project: str | None = None,
         gateway_url: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        allow_http: bool = False,
     ) -> None:
         # Here, because event loops and WebSockets take longer to import than a command of the CLI takes to run.
         from penstock.sdk.asynchronous import AsyncExecutor
 
-        target = target_of(api_url, key, project=project, gateway_url=gateway_url)
+        target = target_of(api_url, key, project=project, gateway_url=gateway_url, allow_http=allow_http)
         super().__init__(AsyncExecutor(target, timeout_s=timeout_s))
 
     async def __aenter__(self) -> "AsyncClient":

@@ -5,14 +5,14 @@ frame `eof` closes standard input. The server's last text frame says how the com
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
 
 from penstock.sdk.errors import ApiError, BadAnswer, InvalidArgument, for_status
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Steps, call
-from penstock.sdk.target import Target, base_url
+from penstock.sdk.target import Target
 from penstock.wire.rest import Whoami
 
 EOF_FRAME: Final = '{"type":"eof"}'
@@ -61,7 +61,7 @@ def with_gateway(target: Target) -> Steps[Target]:
         return target
     me = yield from call("GET", "/whoami", Whoami)
     try:
-        return replace(target, gateway_url=base_url(me.gateway_url, name="gateway_url"))
+        return target.with_gateway(me.gateway_url)
     except InvalidArgument as error:
         raise BadAnswer(f"the api names no usable gateway: {error.message}") from error
 

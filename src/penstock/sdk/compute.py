@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
+from penstock.kit.ids import new_id
 from penstock.sdk.commands import Command
 from penstock.sdk.errors import InvalidArgument, WaitTimeout
 from penstock.sdk.protocol import Listing, Steps, call, identifier, slug
@@ -33,8 +34,18 @@ class Skus(Resource[X]):
 
     @operation
     def put(self, name: str, sku: rest.SkuPut) -> Steps[rest.Sku]:
-        """Define or change an offer; operators only."""
+        """Define or replace an offer; operators only."""
         return call("PUT", f"/skus/{slug(name, name='sku')}", rest.Sku, body=sku)
+
+    @operation
+    def update(self, name: str, change: rest.SkuUpdate) -> Steps[rest.Sku]:
+        """Change what is given of an offer; operators only."""
+        return call("PATCH", f"/skus/{slug(name, name='sku')}", rest.Sku, body=change)
+
+    @operation
+    def delete(self, name: str) -> Steps[None]:
+        """Remove an offer that nothing needs; operators only."""
+        return call("DELETE", f"/skus/{slug(name, name='sku')}", type(None))
 
 
 class Egress(Resource[X]):
@@ -82,11 +93,13 @@ class Allocations(Resource[X]):
         sku: str | None = None,
         name: str | None = None,
         labels: Mapping[str, str] | None = None,
+        ended: bool | None = None,
         limit: int | None = None,
     ) -> Listing[rest.Allocation]:
-        """Those of the current project, newest first."""
+        """Those of the current project, newest first; with `ended` false, only what has not ended."""
         pairs = [f"{key}={value}" for key, value in (labels or {}).items()]
-        query = {"state": state, "sku": sku, "name": name, "label": pairs}
+        over = None if ended is None else str(ended).lower()
+        query = {"state": state, "sku": sku, "name": name, "label": pairs, "ended": over}
         return Listing(path="/allocations", answer=Page[rest.Allocation], query=query, limit=limit)
 
     @operation
@@ -104,12 +117,15 @@ class Allocations(Resource[X]):
         secrets: Mapping[str, str] | None = None,
         runtime: str | None = None,
         wait_s: int = 0,
+        allocation_id: str | None = None,
     ) -> Steps[rest.Allocation]:
         """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once.
         `secrets` are the files that the unit gets, each with the variable that also holds it, or an empty one.
-        `runtime` names an environment of the project's in place of the image's own."""
+        `runtime` names an environment of the project's in place of the image's own. `allocation_id` is one that
+        `new_allocation_id` made: whoever has it can release the allocation, whatever becomes of the answer."""
         body = rest.AllocationCreate(
             sku=sku,
+            id=allocation_id or new_allocation_id(),
             gpus=gpus,
             name=name,
             image=image,
@@ -169,6 +185,11 @@ class Allocations(Resource[X]):
             raise InvalidArgument("argv must be a list of arguments, with at least one", field="argv")
         identifier("alc", allocation_id, name="allocation_id")
         return Command(allocation_id=allocation_id, argv=argv, env=env or {}, cwd=cwd, stdin=stdin)
+
+
+def new_allocation_id() -> str:
+    """A fresh id for `create`."""
+    return new_id("alc")
 
 
 def _allocation(allocation_id: str) -> str:

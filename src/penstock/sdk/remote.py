@@ -41,6 +41,14 @@ _WAITERS: Final = 16
 _BATCH_ITEMS: Final = 200
 _BATCH_BYTES: Final = 1 << 20
 _ID: Final = "Penstock-Invocation-Id"
+_WAIT: Final = "Penstock-Wait"
+#: So much later than the wait an answer may come.
+_ANSWER_S: Final = 2.0
+
+
+def new_invocation_id() -> str:
+    """A fresh id for a call."""
+    return f"inv-{secrets.token_hex(16)}"
 
 
 def connect(client: Client) -> "Outside":
@@ -65,22 +73,39 @@ class Outside:
         if gateway is not None:
             gateway.close()
 
-    def call(self, function: str, payload: Payload, timeout_s: float | None) -> Answer:
-        """Invoke and wait for the end."""
-        invocation_id = f"inv-{secrets.token_hex(16)}"
+    def call(
+        self, function: str, payload: Payload, timeout_s: float | None, *, invocation_id: str | None = None
+    ) -> Answer:
+        """Invoke and wait for the end, for `timeout_s` at most; ResultTimeout then."""
+        chosen = invocation_id or new_invocation_id()
         until = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            answer = self._executor().run(_exchange(function_name(function), payload, invocation_id))
+            answer = self._sync(function, payload, chosen, until)
         except Unreachable as error:
             if not error.sent:
                 raise
+            if until is not None and time.monotonic() >= until:
+                raise ResultTimeout(f"nothing was heard of {chosen} in time") from error
             # The call may have arrived.
             try:
-                return self._wait(invocation_id, until)
+                return self._wait(chosen, until)
             except NotFound:
-                answer = self._executor().run(_exchange(function_name(function), payload, invocation_id))
+                answer = self._sync(function, payload, chosen, until)
         ended = _ended(answer)
-        return ended or self._wait(answer.headers.get(_ID.lower(), invocation_id), until)
+        return ended or self._wait(answer.headers.get(_ID.lower(), chosen), until)
+
+    def _sync(self, function: str, payload: Payload, invocation_id: str, until: float | None) -> Response:
+        """The gateway's answer: the end, or that it goes on when the wait is over."""
+        name = function_name(function)
+        if until is None:
+            return self._executor().run(_exchange(name, payload, invocation_id))
+        left_s = max(0.0, until - time.monotonic())
+        # A connection of its own, which ends with the wait also if the gateway says nothing.
+        executor = BlockingExecutor(self._executor().target, timeout_s=min(_GATEWAY_S, left_s + _ANSWER_S))
+        try:
+            return executor.run(_exchange(name, payload, invocation_id, wait_s=left_s))
+        finally:
+            executor.close()
 
     async def call_async(self, function: str, payload: Payload, timeout_s: float | None) -> Answer:
         """The same in a thread."""
@@ -189,13 +214,17 @@ class Outside:
             if self._gateway is None:
                 executor = self._client.executor
                 target = executor.target = executor.run(with_gateway(executor.target))
-                base = Target.of(str(target.gateway_url), target.key, project=target.project)
+                base = Target.of(
+                    str(target.gateway_url), target.key, project=target.project, allow_http=target.allow_http
+                )
                 self._gateway = BlockingExecutor(base, timeout_s=_GATEWAY_S)
             return self._gateway
 
 
-def _exchange(function: str, payload: Payload, invocation_id: str) -> Steps[Response]:
+def _exchange(function: str, payload: Payload, invocation_id: str, *, wait_s: float | None = None) -> Steps[Response]:
     headers = {"Content-Type": payload.content_type, "Accept": "*/*", _ID: invocation_id}
+    if wait_s is not None:
+        headers[_WAIT] = f"{min(wait_s, _GATEWAY_S):.3f}"
     return (yield Request(method="POST", path=f"/f/{function}?mode=sync", headers=headers, body=payload.text))
 
 

@@ -1,8 +1,9 @@
 """Where a client's requests go and as whom. The key is never shown by `repr`."""
 
 import importlib
+import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
@@ -34,20 +35,45 @@ class Target:
     key: str | None = field(repr=False)
     project: str | None = None
     gateway_url: str | None = None
+    #: Whether the key may go over plain HTTP to other machines.
+    allow_http: bool = False
 
     @classmethod
     def of(
-        cls, api_url: str, key: str | None, *, project: str | None = None, gateway_url: str | None = None
+        cls,
+        api_url: str,
+        key: str | None,
+        *,
+        project: str | None = None,
+        gateway_url: str | None = None,
+        allow_http: bool = False,
     ) -> "Target":
         """Check everything that goes into a request line or a header. Without a key only public calls succeed."""
         if project is not None and not ids.is_id("prj", project):
             raise InvalidArgument("project must look like prj_ followed by 26 letters and digits", field="project")
-        return cls(
+        made = cls(
             api_url=base_url(api_url, name="api_url"),
             key=None if key is None else check_key(key),
             project=project,
-            gateway_url=base_url(gateway_url, name="gateway_url") if gateway_url else None,
+            allow_http=allow_http,
         )
+        made.check_way(made.api_url, name="api_url")
+        return made.with_gateway(gateway_url) if gateway_url else made
+
+    def with_gateway(self, gateway_url: str) -> "Target":
+        """The same with the gateway's address, which the key goes to as well."""
+        url = base_url(gateway_url, name="gateway_url")
+        self.check_way(url, name="gateway_url")
+        return replace(self, gateway_url=url)
+
+    def check_way(self, url: str, *, name: str) -> None:
+        """Refuse to send a key to another machine without encryption, unless that is allowed."""
+        if self.key is not None and not self.allow_http and not is_private(url):
+            raise InvalidArgument(
+                f"{name} {url} is not encrypted: others on the way could read the key; use https, or allow it with "
+                "--insecure-http, PENSTOCK_ALLOW_HTTP=1 or Client(allow_http=True)",
+                field=name,
+            )
 
     @property
     def split(self) -> SplitResult:
@@ -62,10 +88,12 @@ class Target:
         return headers | {"Penstock-Project": self.project} if self.project else headers
 
 
-def target_of(api_url: str | None, key: Key, *, project: str | None, gateway_url: str | None) -> Target:
+def target_of(
+    api_url: str | None, key: Key, *, project: str | None, gateway_url: str | None, allow_http: bool
+) -> Target:
     """The target of a client's arguments. Address and key that were not given are found as the command finds them."""
     if api_url is not None and key is not Unsaid.UNSAID:
-        return Target.of(api_url, key, project=project, gateway_url=gateway_url)
+        return Target.of(api_url, key, project=project, gateway_url=gateway_url, allow_http=allow_http)
     # By name: the command line, which knows where to look, stands above the SDK.
     found: Target = importlib.import_module("penstock.program").target(api_url, key if isinstance(key, str) else None)
     return Target.of(
@@ -73,7 +101,20 @@ def target_of(api_url: str | None, key: Key, *, project: str | None, gateway_url
         None if key is None else found.key,
         project=project or found.project,
         gateway_url=gateway_url or found.gateway_url,
+        allow_http=allow_http or found.allow_http,
     )
+
+
+def is_private(url: str) -> bool:
+    """Whether nobody can read along: encrypted, or on this machine by its address."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https" or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_key(key: str) -> str:

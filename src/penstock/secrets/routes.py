@@ -11,7 +11,7 @@ from litestar import MediaType, Response, Router, delete, get, put
 from penstock.kit import idempotency, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.idempotency import Once
 from penstock.kit.paging import PageQuery
 from penstock.secrets import service
@@ -82,7 +82,7 @@ def _value(data: rest.SecretPut) -> bytes:
 
 def _path_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise NotFound("no secret with this name")
+        raise missing("secret", name)
     return name
 
 

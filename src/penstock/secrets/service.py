@@ -10,7 +10,7 @@ from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.secrets import model, store
 from penstock.secrets.errors import (
     NotForEnv,
@@ -31,7 +31,7 @@ async def show(conn: Reader, caller: Caller, name: str) -> tuple[Secret, list[Ve
     caller.require("secrets.read")
     found = await store.find(conn, caller.project_id, name)
     if found is None:
-        raise NotFound("no secret with this name")
+        raise missing("secret", name)
     return found, await store.versions(conn, caller.project_id, name)
 
 
@@ -45,7 +45,7 @@ async def delete(tx: Tx, caller: Caller, name: str) -> None:
     """Nothing new can refer to it; what already does may still start."""
     caller.require("secrets.write")
     if not await store.delete(tx, caller.project_id, name):
-        raise NotFound("no secret with this name")
+        raise missing("secret", name)
     await audit.record(tx, caller.actor, "secrets.delete", name)
 
 

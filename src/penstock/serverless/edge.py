@@ -35,6 +35,8 @@ ATTEMPTS: Final = "/attempts/"
 PICKLE: Final = "application/vnd.penstock.pickle"
 _ID: Final = "Penstock-Invocation-Id"
 _STATE: Final = "Penstock-State"
+_WAIT: Final = "Penstock-Wait"
+_TIMEOUT_S_MIN: Final = 0.001
 #: What a failure is to whoever speaks HTTP: the function's fault, not the caller's and not ours.
 _STATUS: Final = {
     State.FAILED: 502,
@@ -81,7 +83,7 @@ class FunctionEdge:
         caller.require(ACTION)
         function = await self._invoker.function(caller.project_id, function_name(unquote(text), caller.project_id))
         if function is None:
-            raise NoFunction("no function with this name")
+            raise NoFunction.named(caller.project_id, unquote(text))
         mode = _mode(query)
         if mode is Mode.STREAM:
             caller.require("functions.read")
@@ -97,13 +99,19 @@ class FunctionEdge:
             timeout_s=timeout_s,
         )
         draft = await self._invoker.draft(caller, function, asked)
-        wait_s = self._invoker.limits.patience_s(timeout_s) if mode is Mode.SYNC else 0.0
+        wait_s = self._patience_s(request, timeout_s) if mode is Mode.SYNC else 0.0
         answer = await self._invoker.run(caller, draft, wait_s=wait_s)
         if mode is Mode.STREAM:
             return await self._stream(request, caller, draft.id)
         if isinstance(answer, InvocationAck):
             return _accepted(answer)
         return await self._result(request, caller, answer)
+
+    def _patience_s(self, request: web.BaseRequest, timeout_s: float | None) -> float:
+        """How long the caller waits for the end: as it says, but no longer than callers do."""
+        longest_s = self._invoker.limits.patience_s(timeout_s)
+        asked = request.headers.get(_WAIT)
+        return longest_s if asked is None else min(longest_s, _seconds(asked, _WAIT, at_least=0.0))
 
     async def _result(self, request: web.BaseRequest, caller: Caller, end: Result) -> web.StreamResponse:
         headers = {_ID: end.invocationID, _STATE: end.state, "X-Correlation-Id": correlation_id()}
@@ -209,14 +217,16 @@ def _mode(query: str) -> Mode:
 
 
 def _timeout(text: str | None) -> float | None:
-    if text is None:
-        return None
+    return None if text is None else _seconds(text, "Penstock-Timeout", at_least=_TIMEOUT_S_MIN)
+
+
+def _seconds(text: str, header: str, *, at_least: float) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value <= TIMEOUT_S_MAX:
-        raise Invalid(f"Penstock-Timeout must be a number of seconds up to {TIMEOUT_S_MAX}", field="Penstock-Timeout")
+    if not at_least <= value <= TIMEOUT_S_MAX:
+        raise Invalid(f"{header} must be a number of seconds up to {TIMEOUT_S_MAX}", field=header)
     return value
 
 

@@ -1,6 +1,6 @@
 """What can go wrong with functions, for callers."""
 
-from penstock.kit.errors import Conflict, Invalid, Kind, NotFound, PenstockError
+from penstock.kit.errors import Conflict, Invalid, Kind, NotFound, PenstockError, brief
 
 
 class BadDefinition(Invalid):
@@ -16,11 +16,21 @@ class BadSchedule(Invalid):
 
 
 class NoFunction(NotFound):
-    """No such function in the project."""
+    """No such function in the project: the same answer whether it is another project's or nobody's."""
+
+    @classmethod
+    def named(cls, project_id: str, name: str) -> "NoFunction":
+        """The failure that names it."""
+        return cls(f"no function {brief(name)} in project {project_id}")
 
 
 class NoInvocation(NotFound):
-    """No such invocation in the project."""
+    """No such invocation or dead letter in the project."""
+
+    @classmethod
+    def named(cls, invocation_id: str, *, kind: str = "invocation") -> "NoInvocation":
+        """The failure that names it."""
+        return cls(f"no {kind} {brief(invocation_id)}")
 
 
 class NoVersion(NotFound):

@@ -17,6 +17,7 @@ from penstock.kit.errors import Invalid
 from penstock.kit.idempotency import Once
 from penstock.kit.paging import PageQuery
 from penstock.serverless import queries, schemas
+from penstock.serverless.errors import NoInvocation
 from penstock.serverless.following import WAIT_S_MAX
 from penstock.serverless.model import State
 from penstock.serverless.service import invocations
@@ -169,7 +170,7 @@ def _streams(parts: "Parts") -> list[HTTPRouteHandler]:
 def _id(text: str) -> str:
     """The id, or NotFound: nothing can have an id of another shape."""
     if not _ID.fullmatch(text):
-        raise invocations.no_invocation()
+        raise NoInvocation.named(text)
     return text
 
 

@@ -1,4 +1,7 @@
-"""What keeps a project in use, for identity (its Protocol `Occupancy`): functions may start workers at any time."""
+"""What functions keep in use: a project, for identity (its Protocol `Occupancy`), and an offer, for compute (its
+Protocol `SkuUsers`). They may start workers at any time."""
+
+from collections.abc import Sequence
 
 from penstock.kit.db import Reader
 from penstock.serverless.store import functions
@@ -10,3 +13,8 @@ class Occupancy:
     async def occupied(self, conn: Reader, project_id: str) -> str:
         """That it has functions, while one is not deleted."""
         return "functions" if await functions.any_deployed(conn, project_id) else ""
+
+    async def of_sku(self, conn: Reader, sku: str, *, limit: int) -> Sequence[str]:
+        """The functions that are served with this offer."""
+        found = await functions.of_sku(conn, sku, limit=limit)
+        return [f"function {name} in project {project_id}" for project_id, name in found]

@@ -1,6 +1,6 @@
 """What can go wrong with objects, for callers."""
 
-from penstock.kit.errors import Conflict, Invalid, Kind, NotFound, PenstockError, Unavailable
+from penstock.kit.errors import Conflict, Invalid, Kind, NotFound, PenstockError, Unavailable, brief
 
 
 class BadKey(Invalid):
@@ -11,6 +11,11 @@ class BadKey(Invalid):
 
 class NoObject(NotFound):
     """The project has no object of this key."""
+
+    @classmethod
+    def of(cls, key: str) -> "NoObject":
+        """The failure that names it."""
+        return cls(f"no object {brief(key)}")
 
 
 class TooLarge(Invalid):

@@ -205,7 +205,7 @@ class Objects:
         async with self._db.read() as conn:
             found = await store.find(conn, project_id, key)
         if found is None:
-            raise NoObject("no object with this key")
+            raise NoObject.of(key)
         return found
 
     async def get(self, project_id: str, key: str) -> Download:
@@ -218,7 +218,7 @@ class Objects:
         try:
             chunks = await self._blobs.read(found.blob_id, first, end)
         except FileNotFoundError as error:
-            raise NoObject("no object with this key") from error
+            raise NoObject.of(found.key) from error
         return Download(object=found, first=first, end=end, chunks=chunks)
 
     async def page(self, project_id: str, *, prefix: str, after: str, limit: int, grouped: bool) -> Listed:
@@ -233,7 +233,7 @@ class Objects:
         async with self._db.transaction() as tx:
             old = await store.lock_key(tx, project_id, key)
             if old is None:
-                raise NoObject("no object with this key")
+                raise NoObject.of(key)
             await store.delete(tx, project_id, key)
             await store.free(tx, project_id, await self._doom(tx, old))
             await audit.record(tx, actor, "objects.delete", key, project_id=project_id)

@@ -68,7 +68,8 @@ async def test_a_group_gives_its_role_in_its_project_and_nothing_else(api: Api, 
     strange = await whoami(api, token, other)
     assert (strange.status, strange.error["code"]) == (404, "not_found")
     unknown = await whoami(api, token, f"prj_{'0' * 26}")
-    assert (unknown.status, unknown.error["message"]) == (404, strange.error["message"])
+    assert (unknown.status, unknown.error["message"]) == (404, f"no project prj_{'0' * 26}")
+    assert strange.error["message"] == f"no project {other}"
     members = (await api.call("GET", f"/projects/{mine}/members")).json["items"]
     assert me["principal_id"] not in {member["principal_id"] for member in members}
 

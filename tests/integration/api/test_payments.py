@@ -342,7 +342,8 @@ async def test_payments_of_one_organisation_look_absent_to_another(desk: Desk) -
     theirs = await desk.api.call("GET", f"/billing/payments/{payment['id']}", key=desk.people.owner.key)
     unknown = await desk.api.call("GET", f"/billing/payments/pay_{'0' * 26}", key=desk.people.owner.key)
     assert theirs.status == unknown.status == 404
-    assert theirs.error["message"] == unknown.error["message"]
+    assert theirs.error["message"] == f"no payment {payment['id']}"
+    assert unknown.error["message"] == f"no payment pay_{'0' * 26}"
     listed = await desk.api.call("GET", "/billing/payments", key=desk.people.owner.key)
     assert payment["id"] not in str(listed.json)
     page = await desk.api.call("GET", "/billing/payments?limit=1", key=desk.people.stranger.key)

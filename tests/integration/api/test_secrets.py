@@ -57,7 +57,7 @@ async def test_anothers_secret_looks_absent(api: Api, people: People, who: str) 
         theirs = await api.call(method, "/secrets/private", key=stranger)
         unknown = await api.call(method, "/secrets/unknown", key=stranger)
         assert theirs.status == unknown.status == 404
-        assert theirs.error["message"] == unknown.error["message"]
+        assert (theirs.error["message"], unknown.error["message"]) == ("no secret private", "no secret unknown")
     refused = await api.call(
         "POST", "/allocations", json={"sku": "g1.1", "secrets": [{"name": "private"}]}, key=stranger
     )

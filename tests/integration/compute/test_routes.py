@@ -42,11 +42,26 @@ class OneProject:
         return project_id == OWNER.project_id
 
 
+class OneFunction:
+    """One function needs the offer `f1`."""
+
+    async def of_sku(self, conn: Reader, sku: str, *, limit: int) -> list[str]:
+        """That function."""
+        return ["function hello in project prj_x"] if sku == "f1" else []
+
+
 @pytest.fixture
 async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """The owner's client."""
     routes = router(
-        OpenFunds(), NoSecrets(), world.handoffs, OneProject(), world.db, limits=LIMITS, gateway_url="http://gateway/"
+        OpenFunds(),
+        NoSecrets(),
+        world.handoffs,
+        OneProject(),
+        OneFunction(),
+        world.db,
+        limits=LIMITS,
+        gateway_url="http://gateway/",
     )
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=Edge(http.application([routes], Keys()))),  # pyright: ignore[reportArgumentType]
@@ -115,7 +130,8 @@ async def test_strangers_see_nothing_and_viewers_change_nothing(world: World, cl
         there = await client.request(method, path + suffix, json=body, headers=as_("stranger"))
         absent = await client.request(method, unknown + suffix, json=body, headers=as_("stranger"))
         assert there.status_code == absent.status_code == 404
-        assert there.json()["error"]["message"] == absent.json()["error"]["message"]
+        told = [answer.json()["error"]["message"] for answer in (there, absent)]
+        assert told == [f"no allocation {wanted.rpartition('/')[2]}" for wanted in (path, unknown)]
     assert (await client.get("/allocations", headers=as_("stranger"))).json()["items"] == []
     for method, suffix, body in [("PATCH", "", {"name": "x"}), ("POST", "/release", {})]:
         assert (await client.request(method, path + suffix, json=body, headers=as_("viewer"))).status_code == 403
@@ -206,3 +222,74 @@ async def test_quotas_are_seen_by_their_project_and_set_by_operators(world: Worl
     unknown = f"/projects/{new_id('prj')}/quota"
     assert (await client.put(unknown, json={"gpus_max": 1}, headers=as_("operator"))).status_code == 404
     assert (await client.get(unknown, headers=as_("operator"))).status_code == 404
+
+
+async def test_a_client_may_choose_the_id(world: World, client: httpx.AsyncClient) -> None:
+    await world.add_node(4)
+    chosen = new_id("alc")
+    body = {"sku": "g1.1", "id": chosen}
+    key = {"Idempotency-Key": "k1"}
+    for _ in range(2):
+        assert (await client.post("/allocations", json=body, headers=key)).json()["id"] == chosen
+    taken = await client.post("/allocations", json=body, headers={"Idempotency-Key": "k2"})
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "compute.id_taken")
+    for bad in ("alc_default", "nod_" + chosen[4:], "alc_" + "0" * 26, "alc_" + "z" * 26, chosen + "\n"):
+        refused = await client.post("/allocations", json={"sku": "g1.1", "id": bad})
+        assert (refused.status_code, refused.json()["error"]["field"]) == (400, "id"), bad
+
+
+async def test_a_list_may_leave_out_what_has_ended(world: World, client: httpx.AsyncClient) -> None:
+    await world.add_node(4)
+    kept, gone = [(await client.post("/allocations", json={"sku": "g1.1"})).json()["id"] for _ in range(2)]
+    async with world.db.transaction() as tx:
+        await tx.execute(
+            "update compute.allocations set state = 'released', ended_at = now(), deadline_at = null where id = $1",
+            gone,
+        )
+    listed = {
+        ended: [item["id"] for item in (await client.get(f"/allocations{ended}")).json()["items"]]
+        for ended in ("", "?ended=false", "?ended=true")
+    }
+    assert listed == {"": [gone, kept], "?ended=false": [kept], "?ended=true": [gone]}
+
+
+async def test_a_sku_changes_in_one_thing_and_goes_when_nothing_needs_it(
+    world: World, client: httpx.AsyncClient
+) -> None:
+    await world.add_node(4)
+    boss = as_("operator")
+    before = (await client.get("/skus/g1.1")).json()
+    changed = await client.patch("/skus/g1.1", json={"price_microusd_per_gpu_hour": 5}, headers=boss)
+    assert changed.json() == before | {"price_microusd_per_gpu_hour": 5}
+    assert (await client.patch("/skus/g1.1", json={"mig_profile": "1g.10gb"}, headers=boss)).status_code == 400
+    assert (await client.patch("/skus/g1.1", json={})).status_code == 403
+    made = (await client.post("/allocations", json={"sku": "g1.1"})).json()["id"]
+    refused = await client.delete("/skus/g1.1", headers=boss)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "compute.sku_in_use")
+    assert f"in use by allocation {made}" in refused.json()["error"]["message"]
+    put = {name: before[name] for name in ("description", "gpu_model", "gpu_counts", "cpus_per_gpu")}
+    put |= {"price_microusd_per_gpu_hour": 1, "memory_bytes_per_gpu": before["memory_bytes_per_gpu"]}
+    for name in ("f1", "free"):
+        assert (await client.put(f"/skus/{name}", json=put, headers=boss)).status_code == 200
+    refused = await client.delete("/skus/f1", headers=boss)
+    assert "in use by function hello in project prj_x" in refused.json()["error"]["message"]
+    assert (await client.delete("/skus/free")).status_code == 403
+    assert (await client.delete("/skus/free", headers=boss)).status_code == 204
+    gone = await client.delete("/skus/free", headers=boss)
+    assert gone.status_code == 404
+    assert gone.json()["error"]["message"] == "there is no SKU free; there are f1, g1.1"
+
+
+async def test_a_refusal_names_the_thing(world: World, client: httpx.AsyncClient) -> None:
+    refused = await client.post("/allocations", json={"sku": "h100"})
+    assert refused.json()["error"]["message"] == "there is no SKU h100; there are g1.1"
+    unknown = new_id("alc")
+    for answer in (
+        await client.get(f"/allocations/{unknown}"),
+        await client.patch(f"/allocations/{unknown}", json={}),
+        await client.post(f"/allocations/{unknown}/release", json={}),
+    ):
+        assert (answer.status_code, answer.json()["error"]["message"]) == (404, f"no allocation {unknown}")
+    assert (await client.get("/allocations/train")).json()["error"]["message"] == "no allocation train"
+    long = (await client.get("/allocations/" + "x" * 500)).json()["error"]["message"]
+    assert long == "no allocation " + "x" * 99 + "…"

@@ -13,7 +13,7 @@ from penstock.billing.store.invoices import ADJUSTMENT
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.ids import is_id, new_id
 from penstock.kit.text import dollars
 from penstock.wire import rest, subjects
@@ -47,7 +47,7 @@ class Adjust:
         """What was agreed with an organisation."""
         caller.require("billing.adjust")
         if not await self._exists(conn, organisation_id):
-            raise NotFound("no organisation with this id")
+            raise missing("organisation", organisation_id)
         limit = await adjustments.credit_limit(conn, organisation_id)
         return rest.BillingTerms(organisation_id=organisation_id, credit_limit_microusd=limit)
 
@@ -57,7 +57,7 @@ class Adjust:
         """How far an organisation may go below zero."""
         caller.require("billing.adjust")
         if not await self._exists(tx, organisation_id):
-            raise NotFound("no organisation with this id")
+            raise missing("organisation", organisation_id)
         await ledger.open_customer(tx, organisation_id)
         await ledger.lock_customer(tx, organisation_id)
         await adjustments.set_credit_limit(tx, organisation_id, terms.credit_limit_microusd)
@@ -84,7 +84,7 @@ async def correct(tx: Tx, caller: Caller, wanted: rest.CorrectionCreate) -> rest
     caller.require("billing.adjust")
     owner = await store.owner(tx, wanted.transfer_id)
     if owner is None:
-        raise NotFound("no transfer with this id")
+        raise missing("transfer", wanted.transfer_id)
     organisation_id, kind = owner
     await adjustments.wait_for_turn(tx)
     await ledger.lock_customer(tx, organisation_id)

@@ -8,7 +8,7 @@ from penstock.billing.store import budgets as store
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.ids import check_id, new_id
 
 
@@ -63,7 +63,7 @@ async def show(conn: Reader, caller: Caller, budget_id: str) -> Budget:
     caller.require("budgets.read")
     found = await store.find(conn, caller.project_id, budget_id)
     if found is None:
-        raise NotFound("no budget with this id")
+        raise missing("budget", budget_id)
     return found
 
 
@@ -77,5 +77,5 @@ async def delete(tx: Tx, caller: Caller, budget_id: str) -> None:
     """It limits nothing any more."""
     caller.require("budgets.write")
     if not await store.delete(tx, caller.project_id, budget_id):
-        raise NotFound("no budget with this id")
+        raise missing("budget", budget_id)
     await audit.record(tx, caller.actor, "budgets.delete", budget_id)

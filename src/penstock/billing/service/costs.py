@@ -12,7 +12,7 @@ from penstock.billing.store.costs import GROUPS, Place, Scope
 from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
@@ -131,8 +131,8 @@ async def usage(
 def _project(caller: Caller, asked: str | None) -> str | None:
     if "billing.read" in caller.actions:
         return asked
-    if asked not in (None, caller.project_id):
-        raise NotFound("no project with this id")
+    if asked is not None and asked != caller.project_id:
+        raise missing("project", asked)
     return caller.project_id
 
 

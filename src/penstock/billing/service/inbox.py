@@ -32,7 +32,7 @@ from penstock.billing.store import payments as store
 from penstock.kit import audit, process
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.telemetry import correlated, logger
 from penstock.kit.text import clean
 from penstock.wire import subjects
@@ -173,7 +173,7 @@ async def find(conn: Reader, caller: Caller, event_id: str) -> Received:
     caller.require("billing.adjust")
     found = await store.find_event(conn, event_id)
     if found is None:
-        raise NotFound("no provider event with this id")
+        raise missing("provider event", event_id)
     return found
 
 

@@ -8,7 +8,7 @@ from penstock.billing.store import prices
 from penstock.kit import audit, paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 
@@ -63,10 +63,10 @@ async def history(conn: Reader, caller: Caller, meter: str, page: PageQuery) -> 
     """All versions of a meter's price, newest first."""
     caller.require("usage.read")
     if not _METER.fullmatch(meter):
-        raise NotFound("no price of this meter")
+        raise missing("price of the meter", meter)
     found = await prices.history(conn, meter, before=_before(page), limit=page.limit + 1)
     if not found and page.cursor is None:
-        raise NotFound("no price of this meter")
+        raise missing("price of the meter", meter)
     items = found[: page.limit]
     more = len(found) > page.limit
     return rest.Page(items=items, next_cursor=paging.encode_cursor("version", items[-1].version) if more else None)

@@ -34,7 +34,7 @@ from penstock.billing.store import payments as store
 from penstock.billing.store import refunds as rows
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.kit.ids import is_id, new_id
 from penstock.kit.telemetry import correlated, correlation_id
 from penstock.kit.text import dollars
@@ -64,7 +64,7 @@ async def request(
     check_amount(amount_microusd)
     found = await store.find(tx, payment_id)
     if found is None:
-        raise NotFound("no payment with this id")
+        raise missing("payment", payment_id)
     payment = await crediting.lock(tx, found)
     await _check(tx, payment, provider, terms, amount_microusd)
     refund = await _begin(
@@ -90,7 +90,7 @@ async def ask_again(tx: Tx, caller: Caller, refund_id: str) -> Refund:
     caller.require("billing.adjust")
     found = await rows.find(tx, refund_id)
     if found is None:
-        raise NotFound("no refund with this id")
+        raise missing("refund", refund_id)
     refund = await rows.ask_again(tx, refund_id)
     if refund is None:
         raise NotRefundable(f"the refund is {found.state} already")

@@ -15,7 +15,7 @@ from penstock.billing.store.statements import Place
 from penstock.kit import paging
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.paging import PageQuery
 from penstock.wire import rest
 from penstock.wire.rest import Funds
@@ -157,5 +157,5 @@ async def show(conn: Reader, organisation_id: str, transfer_id: str) -> rest.Led
             conn, organisation_id, transfer_id, usage_max=USAGE_MAX, corrections_max=CORRECTIONS_MAX
         )
     if found is None:
-        raise NotFound("no transfer with this id")
+        raise missing("transfer", transfer_id)
     return found

@@ -18,7 +18,7 @@ from penstock.billing.store import refunds
 from penstock.kit import idempotency
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
@@ -97,7 +97,7 @@ async def show(conn: Reader, caller: Caller, payment_id: str) -> tuple[Payment, 
     own = None if "billing.adjust" in caller.actions else caller.organisation_id
     payment = await store.find(conn, payment_id, organisation_id=own)
     if payment is None:
-        raise NotFound("no payment with this id")
+        raise missing("payment", payment_id)
     return payment, await refunds.of_payment(conn, payment.id)
 
 

@@ -5,17 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from penstock.compute.errors import SkuInUse
 from penstock.compute.model import Limits, Sku
-from penstock.compute.ports import Projects
-from penstock.compute.store import catalogue, room
+from penstock.compute.ports import Projects, SkuUsers
+from penstock.compute.service import validate
+from penstock.compute.store import allocations, catalogue, room
 from penstock.compute.store.room import Free
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Denied, Invalid, NotFound
-from penstock.wire.rest import QuotaPut, SkuPut
+from penstock.kit.errors import Denied, Invalid, NotFound, brief, missing
+from penstock.wire.rest import QuotaPut, SkuPut, SkuUpdate
 from penstock.wire.tasks import GpuKind
 
+_USERS_NAMED_MAX: Final = 10
 _PROFILE: Final = re.compile(r"([0-9]{1,2}c\.)?[0-9]{1,2}g\.[0-9]{1,4}gb([+-][a-z0-9.+-]{1,15})?")
 
 
@@ -48,12 +53,53 @@ async def offer(conn: Reader, caller: Caller, name: str) -> Offer:
     caller.require("skus.read")
     found = await catalogue.sku(conn, name)
     if found is None:
-        raise NotFound("no object with this id")
+        raise await _no_sku(conn, name)
     return _offer(found, await room.by_sort(conn, project_id=caller.project_id))
 
 
+async def update_offer(tx: Tx, caller: Caller, name: str, body: SkuUpdate) -> Offer:
+    """Change what is given of a SKU. Running allocations keep the price they were made with."""
+    caller.require("skus.write")
+    _operators_only(caller)
+    current = await catalogue.lock_sku(tx, name)
+    if current is None:
+        raise await _no_sku(tx, name)
+    values = {field: getattr(current, field) for field in SkuPut.__struct_fields__}
+    values |= {"gpu_counts": [*current.gpu_counts], "share": current.share.value}
+    values |= {field: value for field, value in msgspec.structs.asdict(body).items() if value is not None}
+    return await put_offer(tx, caller, name, SkuPut(**values))
+
+
+async def delete_offer(tx: Tx, caller: Caller, name: str, users: SkuUsers) -> None:
+    """Remove a SKU that nothing needs."""
+    caller.require("skus.write")
+    _operators_only(caller)
+    if await catalogue.lock_sku(tx, name) is None:
+        raise await _no_sku(tx, name)
+    found = [f"allocation {each}" for each in await allocations.unended_of_sku(tx, name, limit=_USERS_NAMED_MAX + 1)]
+    found += await users.of_sku(tx, name, limit=_USERS_NAMED_MAX + 1)
+    found += ["warm stock"] if await catalogue.floors_of(tx, name) else []
+    if found:
+        more = " and more" if len(found) > _USERS_NAMED_MAX else ""
+        raise SkuInUse(f"SKU {name} is in use by {', '.join(found[:_USERS_NAMED_MAX])}{more}")
+    await catalogue.delete_sku(tx, name)
+    await audit.record(tx, caller.actor, "skus.write", name, detail={"deleted": True})
+
+
+async def opened(conn: Reader, found: Sku | None, *, name: str, gpus: int) -> Sku:
+    """The offer, when it can be rented in this size; a refusal names those that can."""
+    if found is None or not found.enabled:
+        raise validate.unknown_sku(name, await catalogue.open_names(conn, limit=validate.SKUS_NAMED_MAX + 1))
+    return validate.shape(found, name=name, gpus=gpus)
+
+
+async def _no_sku(conn: Reader, name: str) -> NotFound:
+    known = await catalogue.open_names(conn, limit=validate.SKUS_NAMED_MAX + 1)
+    return NotFound(validate.unknown_sku(brief(name), known).detail)
+
+
 async def put_offer(tx: Tx, caller: Caller, name: str, body: SkuPut) -> Offer:
-    """Define or change a SKU. Running allocations keep the price they were made with."""
+    """Define or replace a SKU. Running allocations keep the price they were made with."""
     caller.require("skus.write")
     _operators_only(caller)
     if len(set(body.gpu_counts)) != len(body.gpu_counts):
@@ -111,7 +157,7 @@ class Quotas:
         caller.require("quotas.read")
         if project_id != caller.project_id:
             if not caller.operator:
-                raise NotFound("no object with this id")
+                raise missing("project", project_id)
             await self._require(conn, project_id)
         return await self._of(conn, project_id)
 
@@ -128,7 +174,7 @@ class Quotas:
 
     async def _require(self, conn: Reader, project_id: str) -> None:
         if not await self.projects.exists(conn, project_id):
-            raise NotFound("no object with this id")
+            raise missing("project", project_id)
 
     async def _of(self, conn: Reader, project_id: str) -> Quota:
         default = self.limits.gpus_max_default

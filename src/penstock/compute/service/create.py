@@ -7,10 +7,13 @@ Locks are taken in the order account, quota, slots.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.compute.errors import OutOfCapacity, Policy, QuotaExceeded
+import asyncpg
+
+from penstock.compute.errors import IdTaken, OutOfCapacity, Policy, QuotaExceeded
 from penstock.compute.model import Allocation, Draft, Limits, Purpose, Sku
 from penstock.compute.ports import Funds, Handoffs, Secrets
 from penstock.compute.service import runtimes, validate
+from penstock.compute.service.catalogue import opened
 from penstock.compute.service.place import Placed, place
 from penstock.compute.service.reclaim import WAITS, Reclaim
 from penstock.compute.service.release import Release
@@ -49,7 +52,7 @@ class Create:
         _allow(caller)
         validate.request(body)
         found, rules = await catalogue.offered(tx, body.sku, caller.project_id)
-        offer = validate.shape(found, name=body.sku, gpus=body.gpus)
+        offer = await opened(tx, found, name=body.sku, gpus=body.gpus)
         secrets = await self.secrets.refer(tx, project_id=caller.project_id, uses=body.secrets) if body.secrets else []
         chosen = await runtimes.choose(tx, caller, body)
         draft = _draft(caller, body, offer, purpose)
@@ -63,7 +66,12 @@ class Create:
             price_microusd_per_hour=draft.price_microusd_per_hour,
         )
         await self._check_quota(tx, caller.project_id, body.gpus)
-        made = await self._place_or_wait(tx, draft, offer)
+        try:
+            made = await self._place_or_wait(tx, draft, offer)
+        except asyncpg.UniqueViolationError as error:
+            if error.constraint_name != allocations.PRIMARY_KEY:
+                raise
+            raise IdTaken(f"the id {draft.id} was used before", field="id") from error
         await audit.record(tx, caller.actor, "allocations.create", made.id, detail={"sku": made.sku, "gpus": made.gpus})
         return made
 
@@ -129,7 +137,7 @@ def _allow(caller: Caller) -> None:
 
 
 def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose) -> Draft:
-    allocation_id = new_id("alc")
+    allocation_id = body.id or new_id("alc")
     return Draft(
         id=allocation_id,
         project_id=caller.project_id,

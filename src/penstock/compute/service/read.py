@@ -8,7 +8,7 @@ from penstock.compute.store.allocations import Filter
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.wire.rest import AllocationUpdate
 
 __all__ = ["Filter", "get", "page", "update"]
@@ -19,7 +19,7 @@ async def get(conn: Reader, caller: Caller, allocation_id: str) -> Allocation:
     caller.require("allocations.read")
     found = await allocations.in_project(conn, caller.project_id, allocation_id)
     if found is None:
-        raise NotFound("no object with this id")
+        raise missing("allocation", allocation_id)
     return found
 
 
@@ -34,7 +34,7 @@ async def update(tx: Tx, caller: Caller, allocation_id: str, body: AllocationUpd
     caller.require("allocations.update")
     current = await allocations.lock(tx, allocation_id, project_id=caller.project_id)
     if current is None:
-        raise NotFound("no object with this id")
+        raise missing("allocation", allocation_id)
     if body.name is None and body.labels is None:
         return current
     changed = await allocations.rename(tx, current, name=body.name, labels=body.labels)

@@ -14,7 +14,7 @@ from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.wire import subjects
 
 
@@ -29,7 +29,7 @@ class Release:
         caller.require("allocations.release")
         current = await allocations.lock(tx, allocation_id, project_id=caller.project_id)
         if current is None:
-            raise NotFound("no object with this id")
+            raise missing("allocation", allocation_id)
         return await self._leave(tx, caller.actor, current, reason or "released by its owner")
 
     async def by_system(

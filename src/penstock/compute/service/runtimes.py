@@ -14,7 +14,7 @@ from penstock.compute.store import runtimes
 from penstock.kit import audit, parsing
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.wire import locks
 from penstock.wire.rest import AllocationCreate, RuntimePut
 from penstock.wire.tasks import RuntimeLock
@@ -86,7 +86,7 @@ async def delete(tx: Tx, caller: Caller, name: str) -> None:
     caller.require("runtimes.write")
     digest = await runtimes.take(tx, caller.project_id, name)
     if digest is None:
-        raise NotFound("no object with this id")
+        raise missing("runtime", name)
     if users := await runtimes.users(tx, caller.project_id, digest):
         raise RuntimeInUse(f"runtime {name} is used by allocations that have not ended, such as {', '.join(users)}")
     await runtimes.delete(tx, caller.project_id, name)
@@ -120,7 +120,7 @@ async def sweep(db: Database) -> None:
 async def _found(conn: Reader, caller: Caller, name: str) -> Runtime:
     found = await runtimes.find(conn, caller.project_id, name)
     if found is None:
-        raise NotFound("no object with this id")
+        raise missing("runtime", name)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from penstock.compute.model import Allocation, Draft, Limits, Owner, Purpose, Shape, Sku
 from penstock.compute.ports import Handoffs
 from penstock.compute.service import validate
+from penstock.compute.service.catalogue import opened
 from penstock.compute.service.place import Placed, place
 from penstock.compute.service.release import Release
 from penstock.compute.store import allocations, catalogue, handoffs, stock
@@ -46,7 +47,7 @@ async def put(tx: Tx, caller: Caller, sku: str, body: StockFloorPut) -> Standing
     caller.require("stock.write")
     _operators_only(caller)
     validate.image(body.image)
-    offer = validate.shape(await catalogue.sku(tx, sku), name=sku, gpus=body.gpus)
+    offer = await opened(tx, await catalogue.sku(tx, sku), name=sku, gpus=body.gpus)
     if offer.share is GpuKind.MPS:
         # The platform would hold the GPU, and could not give away one share of it without the others.
         raise Invalid("stock cannot be kept of MPS shares: those of one GPU belong to one project", field="sku")

@@ -1,15 +1,21 @@
 """Whether a request makes sense at all, before anything is locked or read."""
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from penstock.compute.errors import BadDigest, BadGpuCount, BadImage, ReservedEnv, UnknownSku
+from penstock.compute.errors import BadDigest, BadGpuCount, BadId, BadImage, ReservedEnv, UnknownSku
 from penstock.compute.model import Sku
 from penstock.kit.errors import Invalid
+from penstock.kit.ids import is_id, made_s
 from penstock.wire.rest import AllocationCreate, SecretUse
 from penstock.wire.tasks import RESERVED_ENV_PREFIXES
 
+SKUS_NAMED_MAX: Final = 12
+_ID_CHARS: Final = 30
+#: So far a client's clock may be off.
+_CLOCK_S_MAX: Final = 24 * 3600
 ENV_BYTES_MAX: Final = 32 << 10
 COMMAND_BYTES_MAX: Final = 64 << 10
 
@@ -22,12 +28,22 @@ _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 def request(body: AllocationCreate) -> None:
     """Pass, or an error that names the field."""
+    if body.id is not None:
+        chosen_id(body.id, now_s=time.time())
     image(body.image)
     environment(body.env)
     command(body.command)
     secrets(body.secrets, body.env)
     if len(set(body.ports)) != len(body.ports):
         raise Invalid("ports must not repeat", field="ports")
+
+
+def chosen_id(text: str, *, now_s: float) -> None:
+    """An id of now: lists are ordered by id, and the words for default objects are no allocation's."""
+    if not is_id("alc", text) or len(text) != _ID_CHARS:
+        raise BadId("id must look like alc_ followed by 26 letters and digits", field="id")
+    if abs(made_s(text) - now_s) > _CLOCK_S_MAX:
+        raise BadId("id must begin with the time of now: is the clock of this machine right?", field="id")
 
 
 def image(name: str) -> None:
@@ -82,10 +98,15 @@ def _no_nul(text: str, field: str) -> None:
         raise Invalid(f"{field} must not contain NUL", field=field)
 
 
-def shape(offer: Sku | None, *, name: str, gpus: int) -> Sku:
-    """The offer itself, when it is open and comes in this size."""
-    if offer is None or not offer.enabled:
-        raise UnknownSku(f"there is no SKU {name}", field="sku")
+def unknown_sku(name: str, known: Sequence[str]) -> UnknownSku:
+    """The failure that names the offers that are open, up to a few."""
+    more = ", …" if len(known) > SKUS_NAMED_MAX else ""
+    there_are = f"; there are {', '.join(known[:SKUS_NAMED_MAX])}{more}" if known else ", nor any other"
+    return UnknownSku(f"there is no SKU {name}{there_are}", field="sku")
+
+
+def shape(offer: Sku, *, name: str, gpus: int) -> Sku:
+    """The offer itself, when it comes in this size."""
     if gpus not in offer.gpu_counts:
         allowed = ", ".join(map(str, offer.gpu_counts))
         raise BadGpuCount(

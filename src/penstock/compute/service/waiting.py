@@ -41,7 +41,10 @@ class Waiting:
         if waits is None or (waits.sku, waits.gpus) in full:
             return False
         offer = await catalogue.sku(tx, waits.sku)
-        assert offer is not None
+        if offer is None:
+            # Deleted while the create was under way.
+            await allocations.explain(tx, waits.id, f"waiting: there is no SKU {waits.sku} any more")
+            return False
         # It may hold slots of stock that yielded to it, while others never came.
         await claims.free(tx, waits.id)
         found: Placed | Reserved | PenstockError = await place(tx, waits, offer)

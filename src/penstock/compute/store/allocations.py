@@ -26,6 +26,7 @@ from penstock.kit.errors import Conflict, StaleRow
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 
+PRIMARY_KEY: Final = "allocations_pkey"
 _FIELDS: Final = tuple(Allocation.__dataclass_fields__)
 _COLUMNS: Final = ", ".join(_FIELDS)
 _DRAFTED: Final = tuple(Draft.__dataclass_fields__)
@@ -302,6 +303,7 @@ class Filter:
     sku: str | None = None
     name: str | None = None
     labels: dict[str, str] | None = None
+    ended: bool | None = None
 
 
 async def page(conn: Reader, project_id: str, only: Filter, *, before: str | None, limit: int) -> Sequence[Allocation]:
@@ -311,8 +313,8 @@ async def page(conn: Reader, project_id: str, only: Filter, *, before: str | Non
         select {_COLUMNS} from compute.allocations
         where project_id = $1 and ($2::text is null or id < $2) and ($3::text is null or state = $3)
             and ($4::text is null or sku = $4) and ($5::text is null or name = $5)
-            and ($6::jsonb is null or labels @> $6)
-        order by id desc limit $7
+            and ($6::jsonb is null or labels @> $6) and ($7::boolean is null or (ended_at is not null) = $7)
+        order by id desc limit $8
         """,  # noqa: S608
         project_id,
         before,
@@ -320,6 +322,7 @@ async def page(conn: Reader, project_id: str, only: Filter, *, before: str | Non
         only.sku,
         only.name,
         only.labels,
+        only.ended,
         limit,
     )
     return [of_row(row) for row in rows]
@@ -361,6 +364,17 @@ async def any_unended(conn: Reader, project_id: str) -> bool:
     return await conn.fetchval(
         "select exists (select 1 from compute.allocations where project_id = $1 and ended_at is null)", project_id
     )
+
+
+async def unended_of_sku(conn: Reader, sku: str, *, limit: int) -> list[str]:
+    """Allocations that were made with this offer and have not ended; stock is not counted."""
+    rows = await conn.fetch(
+        "select id from compute.allocations where sku = $1 and ended_at is null and purpose <> 'stock'"
+        " order by id limit $2",
+        sku,
+        limit,
+    )
+    return [row["id"] for row in rows]
 
 
 async def secrets_referred(conn: Reader, project_ids: Sequence[str]) -> set[tuple[str, str, int]]:

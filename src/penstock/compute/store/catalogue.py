@@ -49,6 +49,28 @@ async def skus(conn: Reader, *, after: str, limit: int) -> Sequence[Sku]:
     return [_of_row(row) for row in rows]
 
 
+async def open_names(conn: Reader, *, limit: int) -> list[str]:
+    """Names of the offers that can be rented."""
+    rows = await conn.fetch("select name from compute.skus where enabled order by name limit $1", limit)
+    return [row["name"] for row in rows]
+
+
+async def lock_sku(tx: Tx, name: str) -> Sku | None:
+    """One offer, locked until the end of the transaction."""
+    row = await tx.fetchrow(f"select {_COLUMNS} from compute.skus where name = $1 for update", name)  # noqa: S608
+    return _of_row(row) if row else None
+
+
+async def delete_sku(tx: Tx, name: str) -> None:
+    """Remove an offer."""
+    await tx.execute("delete from compute.skus where name = $1", name)
+
+
+async def floors_of(conn: Reader, sku: str) -> bool:
+    """Whether warm stock of this offer is kept."""
+    return await conn.fetchval("select exists (select from compute.stock_floors where sku = $1)", sku)
+
+
 async def put_sku(tx: Tx, offer: Sku) -> None:
     """Define or change an offer."""
     values = [getattr(offer, name) for name in _FIELDS]

@@ -13,7 +13,7 @@ from penstock.kit import audit, outbox
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Conflict, NotFound
+from penstock.kit.errors import Conflict, missing
 from penstock.kit.ids import new_id
 from penstock.kit.outbox import Event
 from penstock.wire import subjects
@@ -62,7 +62,7 @@ async def _require_account(tx: Tx, caller: Caller, new: NewKey) -> None:
     assert new.service_account_id is not None
     account = await store.find_service_account(tx, caller.project_id, new.service_account_id)
     if account is None:
-        raise NotFound("no service account with this id", field="service_account_id")
+        raise missing("service account", new.service_account_id, field="service_account_id")
     if not ACTIONS[new.role] <= ACTIONS[account.role]:
         raise ScopeExceedsCaller(f"role: exceeds the service account's ({account.role})", field="role")
 
@@ -108,7 +108,7 @@ async def show(conn: Reader, caller: Caller, key_id: str) -> Key:
     caller.require("keys.read")
     key = await store.find_key(conn, caller.project_id, key_id)
     if key is None:
-        raise NotFound("no key with this id")
+        raise missing("key", key_id)
     return key
 
 

@@ -7,7 +7,7 @@ from penstock.identity.service import policy
 from penstock.kit import audit, outbox
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import NotFound
+from penstock.kit.errors import missing
 from penstock.kit.ids import new_id
 from penstock.kit.outbox import Event
 from penstock.wire import subjects
@@ -18,7 +18,7 @@ async def list_members(conn: Reader, caller: Caller, project_id: str, *, after: 
     caller.require("members.read")
     policy.require_project(caller, project_id)
     if await store.find_project(conn, project_id) is None:
-        raise NotFound("no project with this id")
+        raise missing("project", project_id)
     return await store.list_members(conn, project_id, after=after, limit=limit)
 
 
@@ -32,7 +32,7 @@ async def put(tx: Tx, caller: Caller, project_id: str, principal_id: str, role: 
     if before is None:
         organisation_id = None if caller.operator else project.organisation_id
         if not await store.user_is_known(tx, principal_id, organisation_id=organisation_id):
-            raise NotFound("no user with this id")
+            raise missing("user", principal_id)
     else:
         policy.require_within(caller, before.role)
         await _keep_an_owner(tx, project_id, before, role)
@@ -50,7 +50,7 @@ async def remove(tx: Tx, caller: Caller, project_id: str, principal_id: str) -> 
     project = await _lock(tx, project_id)
     member = await store.find_member(tx, project_id, principal_id)
     if member is None:
-        raise NotFound("no member with this id")
+        raise missing("member", principal_id)
     policy.require_within(caller, member.role)
     await _keep_an_owner(tx, project_id, member, None)
     await store.delete_member(tx, project_id, principal_id)
@@ -99,7 +99,7 @@ async def delete_service_account(tx: Tx, caller: Caller, account_id: str) -> Non
 async def _account(conn: Reader, caller: Caller, account_id: str) -> ServiceAccount:
     account = await store.find_service_account(conn, caller.project_id, account_id)
     if account is None:
-        raise NotFound("no service account with this id")
+        raise missing("service account", account_id)
     return account
 
 
@@ -107,7 +107,7 @@ async def _lock(tx: Tx, project_id: str) -> Project:
     """Count the change first: the project's row then orders all changes of its members."""
     project = await store.change_project(tx, project_id)
     if project is None:
-        raise NotFound("no project with this id")
+        raise missing("project", project_id)
     return project
 
 

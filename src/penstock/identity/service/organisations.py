@@ -6,7 +6,7 @@ from penstock.identity.store import logins
 from penstock.kit import audit, outbox
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Conflict, NotFound
+from penstock.kit.errors import Conflict, missing
 from penstock.kit.ids import new_id
 from penstock.kit.outbox import Event
 from penstock.wire import subjects
@@ -70,7 +70,7 @@ async def set_user_disabled(tx: Tx, caller: Caller, user_id: str, *, disabled: b
         raise Conflict("you cannot disable yourself")
     changed = await store.set_user_disabled(tx, user_id, disabled=disabled)
     if changed is None:
-        raise NotFound("no user with this id")
+        raise missing("user", user_id)
     await logins.revoke_sessions_of(tx, user_id)
     await audit.record(tx, caller.actor, "users.disable" if disabled else "users.enable", user_id)
     tx.hint(subjects.REVOKED)

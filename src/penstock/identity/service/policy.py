@@ -3,7 +3,7 @@
 from penstock.identity.errors import ScopeExceedsCaller
 from penstock.identity.model import ACTIONS, Role
 from penstock.kit.caller import Caller
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 
 
 def parse_role(text: str) -> Role:
@@ -23,4 +23,4 @@ def require_within(caller: Caller, role: Role) -> None:
 def require_project(caller: Caller, project_id: str) -> None:
     """Another project looks absent, except to operators."""
     if project_id != caller.project_id and not caller.operator:
-        raise NotFound("no project with this id")
+        raise missing("project", project_id)

@@ -11,7 +11,7 @@ from penstock.identity.store import logins
 from penstock.kit import audit, outbox
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Conflict, Denied, NotFound
+from penstock.kit.errors import Conflict, Denied, missing
 from penstock.kit.ids import check_id, new_id
 from penstock.kit.outbox import Event
 from penstock.wire import subjects
@@ -34,7 +34,7 @@ async def _organisation(tx: Tx, caller: Caller, asked: str | None) -> str:
         raise Denied("organisation_id: only operators may name another organisation", field="organisation_id")
     check_id("org", asked, field="organisation_id")
     if not await store.organisation_exists(tx, asked):
-        raise NotFound("no organisation with this id", field="organisation_id")
+        raise missing("organisation", asked, field="organisation_id")
     return asked
 
 
@@ -42,7 +42,7 @@ async def show(conn: Reader, caller: Caller, project_id: str) -> Project:
     """One project."""
     caller.require("projects.read")
     policy.require_project(caller, project_id)
-    return _found(await store.find_project(conn, project_id))
+    return _found(await store.find_project(conn, project_id), project_id)
 
 
 async def list_projects(conn: Reader, caller: Caller, *, after: str, limit: int) -> list[Project]:
@@ -73,7 +73,7 @@ async def rename(tx: Tx, caller: Caller, project_id: str, name: str) -> Project:
     """Another name."""
     caller.require("projects.update")
     policy.require_project(caller, project_id)
-    changed = _found(await store.change_project(tx, project_id, name=name))
+    changed = _found(await store.change_project(tx, project_id, name=name), project_id)
     await _record(tx, caller, changed, "projects.update", "identity.project_updated")
     return changed
 
@@ -84,7 +84,7 @@ async def archive(tx: Tx, caller: Caller, occupancies: Sequence[Occupancy], proj
     policy.require_project(caller, project_id)
     if project_id == DEFAULT_PROJECT:
         raise Conflict("the default project cannot be deleted")
-    changed = _found(await store.change_project(tx, project_id, archive=True))
+    changed = _found(await store.change_project(tx, project_id, archive=True), project_id)
     for each in occupancies:
         if what := await each.occupied(tx, project_id):
             raise ProjectOccupied(f"the project still has {what}: release allocations and delete functions first")
@@ -92,9 +92,9 @@ async def archive(tx: Tx, caller: Caller, occupancies: Sequence[Occupancy], proj
     tx.hint(subjects.REVOKED)
 
 
-def _found(project: Project | None) -> Project:
+def _found(project: Project | None, project_id: str) -> Project:
     if project is None:
-        raise NotFound("no project with this id")
+        raise missing("project", project_id)
     return project
 
 

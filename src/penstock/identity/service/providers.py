@@ -14,7 +14,7 @@ from penstock.identity.store import providers
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Conflict, Invalid, NotFound
+from penstock.kit.errors import Conflict, Invalid, missing
 from penstock.kit.ids import check_id, new_id
 from penstock.wire import subjects
 
@@ -66,7 +66,7 @@ async def _require_room(tx: Tx) -> None:
 async def show(conn: Reader, caller: Caller, name: str) -> Provider:
     """One provider."""
     caller.require("providers.read")
-    return _found(await providers.find(conn, name))
+    return _found(await providers.find(conn, name), name)
 
 
 async def list_providers(conn: Reader, caller: Caller, *, after: str, limit: int) -> list[Provider]:
@@ -83,7 +83,7 @@ async def open_providers(conn: Reader) -> list[Provider]:
 async def remove(tx: Tx, caller: Caller, name: str) -> None:
     """Its tokens, sessions and mappings end with it; people stay known."""
     caller.require("providers.write")
-    removed = _found(await providers.delete(tx, name))
+    removed = _found(await providers.delete(tx, name), name)
     await audit.record(tx, caller.actor, "providers.remove", name, detail={"issuer": removed.issuer})
     tx.hint(subjects.REVOKED)
 
@@ -91,7 +91,7 @@ async def remove(tx: Tx, caller: Caller, name: str) -> None:
 async def map_group(tx: Tx, caller: Caller, provider: str, new: NewMapping) -> GroupMapping:
     """Let a group of the provider do something."""
     caller.require("providers.write")
-    _found(await providers.find(tx, provider, lock=True))
+    _found(await providers.find(tx, provider, lock=True), provider)
     await _check_scope(tx, new)
     made = await providers.insert_mapping(
         tx,
@@ -115,17 +115,17 @@ async def _check_scope(tx: Tx, new: NewMapping) -> None:
     if new.project_id is not None:
         check_id("prj", new.project_id, field="project_id")
         if await store.find_project(tx, new.project_id) is None:
-            raise NotFound("no project with this id", field="project_id")
+            raise missing("project", new.project_id, field="project_id")
     if new.organisation_id is not None:
         check_id("org", new.organisation_id, field="organisation_id")
         if not await store.organisation_exists(tx, new.organisation_id):
-            raise NotFound("no organisation with this id", field="organisation_id")
+            raise missing("organisation", new.organisation_id, field="organisation_id")
 
 
 async def list_mappings(conn: Reader, caller: Caller, provider: str, *, after: str, limit: int) -> list[GroupMapping]:
     """What the provider's groups may do."""
     caller.require("providers.read")
-    _found(await providers.find(conn, provider))
+    _found(await providers.find(conn, provider), provider)
     return await providers.list_mappings(conn, provider, after=after, limit=limit)
 
 
@@ -134,7 +134,7 @@ async def unmap_group(tx: Tx, caller: Caller, provider: str, mapping_id: str) ->
     caller.require("providers.write")
     removed = await providers.delete_mapping(tx, provider, mapping_id)
     if removed is None:
-        raise NotFound("no mapping with this id")
+        raise missing("mapping", mapping_id)
     await _record(tx, caller, "providers.unmap", removed)
 
 
@@ -151,7 +151,7 @@ async def _record(tx: Tx, caller: Caller, action: str, mapping: GroupMapping) ->
     tx.hint(subjects.REVOKED)
 
 
-def _found(provider: Provider | None) -> Provider:
+def _found(provider: Provider | None, name: str) -> Provider:
     if provider is None:
-        raise NotFound("no identity provider with this name")
+        raise missing("identity provider", name)
     return provider

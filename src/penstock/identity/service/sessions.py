@@ -17,7 +17,7 @@ from penstock.kit import audit
 from penstock.kit.audit import Actor
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import NotFound, Unauthenticated
+from penstock.kit.errors import Unauthenticated, missing
 from penstock.kit.ids import new_id
 from penstock.wire import subjects
 
@@ -96,7 +96,7 @@ async def revoke(tx: Tx, caller: Caller, session_id: str) -> None:
     own = None if "users.write" in caller.actions else caller.principal_id
     found = await logins.revoke_session(tx, session_id, principal_id=own)
     if found is None:
-        raise NotFound("no session with this id")
+        raise missing("session", session_id)
     session, ended = found
     if ended:
         await _record(tx, caller.actor, "sessions.revoke", session)

@@ -30,7 +30,7 @@ class Cancel:
         async with self.db.transaction() as tx:
             # First of all: one that is found only afterwards may have been made since, and would go on.
             if await reads.find(tx, caller.project_id, invocation_id) is None:
-                raise NoInvocation("no invocation with this id")
+                raise NoInvocation.named(invocation_id)
             done = await cancels.cancel(tx, caller.project_id, [invocation_id], f"cancelled by {caller.display_name}")
             found = await reads.find(tx, caller.project_id, invocation_id)
             if done:

@@ -64,7 +64,7 @@ class Functions:
         caller.require("functions.write")
         before = await functions.lock(tx, caller.project_id, name)
         if before is None:
-            raise no_function()
+            raise NoFunction.named(caller.project_id, name)
         function_id, current, _ = before
         number = version if version is not None else await functions.version_before(tx, function_id, current)
         definition = None if number is None else await functions.version(tx, function_id, number)
@@ -91,7 +91,7 @@ async def delete(tx: Tx, caller: Caller, name: str) -> str:
     caller.require("functions.write")
     before = await functions.lock(tx, caller.project_id, name)
     if before is None:
-        raise no_function()
+        raise NoFunction.named(caller.project_id, name)
     last = await _found(tx, caller, name)
     await functions.mark_deleted(tx, last.id)
     await _tell(tx, caller, last, "functions.delete", "serverless.function_deleted", version=last.row_version + 1)
@@ -122,16 +122,11 @@ async def workers(conn: Reader, caller: Caller, name: str, *, after: str, limit:
     return await functions.workers(conn, found.id, after=after, limit=limit)
 
 
-def no_function() -> NoFunction:
-    """The same answer whether it is another project's or nobody's."""
-    return NoFunction("no function with this name")
-
-
 async def _found(conn: Reader, caller: Caller, name: str) -> Deployed:
     # What cannot be a name is nobody's: names are compared in small letters.
     found = await functions.find(conn, caller.project_id, name.lower())
     if found is None:
-        raise no_function()
+        raise NoFunction.named(caller.project_id, name)
     return found
 
 

@@ -52,7 +52,7 @@ async def get(conn: Reader, caller: Caller, invocation_id: str) -> Shown:
     caller.require("functions.read")
     found = await reads.find(conn, caller.project_id, invocation_id)
     if found is None:
-        raise no_invocation()
+        raise NoInvocation.named(invocation_id)
     if not found.waiting or found.function_id is None:
         return Shown(row=found, waiting_for="")
     standings = await reads.standings(conn, [found.function_id])
@@ -81,7 +81,7 @@ async def drop_letter(tx: Tx, caller: Caller, letter_id: str) -> None:
     """Forget a dead letter."""
     caller.require("functions.write")
     if not await reads.drop_letter(tx, caller.project_id, letter_id):
-        raise _no_letter()
+        raise NoInvocation.named(letter_id, kind="dead letter")
     await audit.record(tx, caller.actor, "functions.drop_dead_letter", letter_id)
 
 
@@ -98,7 +98,7 @@ class Results:
         async with self.db.read() as conn:
             found = await reads.find(conn, caller.project_id, invocation_id)
         if found is None:
-            raise no_invocation()
+            raise NoInvocation.named(invocation_id)
         if not found.ended:
             raise NotFinished(f"the invocation is {found.state}: it has no result yet")
         if found.state is not State.SUCCEEDED:
@@ -140,7 +140,7 @@ class Again:
         async with self.db.read() as conn:
             found = await reads.find(conn, caller.project_id, invocation_id)
             if found is None:
-                raise no_invocation()
+                raise NoInvocation.named(invocation_id)
             if not found.ended:
                 raise NotFinished(f"the invocation is {found.state}: cancel it, or wait for its end")
             new_id = await _retry_id(conn, caller.project_id, invocation_id, once)
@@ -154,7 +154,7 @@ class Again:
         async with self.db.transaction() as tx:
             letter = await reads.lock_letter(tx, caller.project_id, letter_id)
         if letter is None:
-            raise _no_letter()
+            raise NoInvocation.named(letter_id, kind="dead letter")
         if letter.replayed_as is not None:
             raise Replayed(f"it was replayed before, as {letter.replayed_as}")
         if letter.source != "invocation" or letter.invocation_id is None:
@@ -207,15 +207,6 @@ async def _retry_id(conn: Reader, project_id: str, invocation_id: str, once: Onc
     if (free := next((each for each in ids if each not in taken), None)) is None:
         raise Conflict(f"it was retried {RETRIES_MAX} times already")
     return free
-
-
-def no_invocation() -> NoInvocation:
-    """The same answer whether it is another project's or nobody's."""
-    return NoInvocation("no invocation with this id")
-
-
-def _no_letter() -> NoInvocation:
-    return NoInvocation("no dead letter with this id")
 
 
 async def _one(content: bytes) -> AsyncIterator[bytes]:

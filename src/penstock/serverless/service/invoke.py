@@ -185,7 +185,7 @@ class Invoker:
         caller.require(ACTION)
         function = await self.function(caller.project_id, function_name(name, caller.project_id))
         if function is None:
-            raise NoFunction("no function with this name")
+            raise NoFunction.named(caller.project_id, name)
         drafting.check_text("content_type", request.content_type)
         await self._check_room(caller.project_id, len(request.payloads))
         batch = request.id or f"map-{secrets.token_hex(12)}"
@@ -219,7 +219,7 @@ class Invoker:
         caller.require(ACTION)
         function = await self.function(caller.project_id, name)
         if function is None:
-            raise NoFunction(f"no function {name}")
+            raise NoFunction.named(caller.project_id, name)
         draft = await self.draft(caller, function, asked)
         accepted = await self._accept(draft)
         if accepted.existing is None:

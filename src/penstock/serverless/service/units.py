@@ -10,7 +10,7 @@ from typing import Final
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.serverless.definitions import Deployed
 from penstock.serverless.errors import OperationConflict
 from penstock.serverless.service import functions as use_cases
@@ -148,7 +148,7 @@ async def _came_before(conn: Reader, caller: Caller, wanted: Operation) -> bool:
 async def _found(conn: Reader, caller: Caller, name: str) -> Unit:
     found = await units.find(conn, caller.project_id, name)
     if found is None:
-        raise NotFound("no unit with this name")
+        raise missing("unit", name)
     return found
 
 

@@ -50,6 +50,18 @@ async def any_deployed(conn: Reader, project_id: str) -> bool:
     return bool(await conn.fetchval(query, project_id))
 
 
+async def of_sku(conn: Reader, sku: str, *, limit: int) -> list[tuple[str, str]]:
+    """(project, name) of the functions whose current or serving version needs this offer."""
+    rows = await conn.fetch(
+        "select distinct f.project_id, f.name from serverless.functions f join serverless.versions v"
+        " on v.function_id = f.id and v.number in (f.current_version, f.serving_version)"
+        " where not f.deleted and v.definition ->> 'sku' = $1 order by 1, 2 limit $2",
+        sku,
+        limit,
+    )
+    return [(row["project_id"], row["name"]) for row in rows]
+
+
 async def find(conn: Reader, project_id: str, name: str) -> Deployed | None:
     """One function of the project."""
     row = await conn.fetchrow(_ONE, project_id, name)

@@ -31,6 +31,23 @@ class SkuPut(Body, frozen=True):
     enabled: bool = True
 
 
+class SkuUpdate(Body, frozen=True):
+    """Change an offer; operators only. Fields that are not given stay as they are."""
+
+    description: Annotated[str, Meta(max_length=255)] | None = None
+    gpu_model: Annotated[str, Meta(max_length=127)] | None = None
+    gpu_counts: Annotated[list[Annotated[int, Meta(ge=1, le=1024)]], Meta(min_length=1, max_length=32)] | None = None
+    price_microusd_per_gpu_hour: Annotated[int, Meta(ge=0, le=10**12)] | None = None
+    memory_bytes_per_gpu: Annotated[int, Meta(ge=64 << 20, le=1 << 44)] | None = None
+    cpus_per_gpu: Annotated[float, Meta(gt=0, le=1024)] | None = None
+    processes_max: Annotated[int, Meta(ge=16, le=1_000_000)] | None = None
+    scratch_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] | None = None
+    share: Literal["gpu", "mig", "mps"] | None = None
+    mig_profile: Annotated[str, Meta(max_length=31)] | None = None
+    share_memory_bytes_min: Annotated[int, Meta(ge=0, le=1 << 50)] | None = None
+    enabled: bool | None = None
+
+
 class Sku(msgspec.Struct, frozen=True, kw_only=True):
     """An offer. `gpu_model` is a model name or `*`; `share` is gpu, mig or mps."""
 
@@ -94,9 +111,11 @@ class SecretUse(Body, frozen=True):
 
 class AllocationCreate(Body, frozen=True):
     """Rent GPUs. `wait_s` > 0 waits that long for capacity instead of being refused at once. `runtime` names an
-    environment of the project's, built from a lock file, in place of the image's own."""
+    environment of the project's, built from a lock file, in place of the image's own. `id` is the client's own choice:
+    `alc_` and 26 characters that begin with the time, so that it knows the id whatever becomes of the answer."""
 
     sku: Slug
+    id: Annotated[str, Meta(max_length=30)] | None = None
     gpus: int = 1
     name: Name | None = None
     image: Annotated[str, Meta(max_length=255)] = "python:3"
