@@ -239,7 +239,7 @@ def test_a_cordoned_node_takes_nothing_new(stack: Cloud) -> None:
     assert stack.json("node", "cordon", node, "--reason", "test")["state"] == "cordoned"
     try:
         refused = stack.run("alloc", "create", "--sku", "g1.1")
-        assert (refused.returncode, "code=compute.unhealthy" in refused.stderr) == (1, True)
+        assert (refused.returncode, "code=compute.unhealthy" in refused.stderr) == (7, True)
     finally:
         assert stack.json("node", "uncordon", node)["state"] == "ready"
 

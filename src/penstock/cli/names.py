@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 ENDED: Final = frozenset({"released", "failed"})
 _NAME: Final = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9._ -]{0,61}[a-zA-Z0-9])?")
+#: Ids of other kinds are no names.
+_ID: Final = re.compile(r"[a-z]{3}_(default|platform|[0-9a-z]{26})")
 _TEXT_CHARS_MAX: Final = 2048
 #: So many of the same name are looked at.
 _SAME_MAX: Final = 50
@@ -122,7 +124,7 @@ def _is_id(prefix: str, text: str) -> bool:
 
 
 def _name(text: str, kind: str, prefix: str) -> str:
-    if not _NAME.fullmatch(text):
+    if not _NAME.fullmatch(text) or _ID.fullmatch(text):
         raise CliError(f"{text[:80]!r} is neither an id ({prefix}_…) nor a name of {_a(kind)}", field=kind)
     return text
 

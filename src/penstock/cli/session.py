@@ -161,7 +161,6 @@ def _not_logged_in(resolved: Resolved) -> CliError:
             "PENSTOCK_API_KEY",
             code="no_home",
             field="HOME",
-            exit_code=AUTH,
         )
     where = f" for {resolved.api_url.text}" if resolved.api_url else ""
     return CliError(

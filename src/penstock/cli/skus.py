@@ -141,7 +141,9 @@ def _set(client: "Client", name: str, change: SkuUpdate) -> Sku:
 
     from penstock.sdk.errors import NotFound
 
-    given = {field: value for field, value in msgspec.structs.asdict(change).items() if value is not None}
+    given: dict[str, Any] = {
+        field: value for field, value in msgspec.structs.asdict(change).items() if value is not None
+    }
     if not given:
         raise CliError(f"say what of {name} to change, such as --price 2.99", field="options")
     try:
@@ -150,7 +152,8 @@ def _set(client: "Client", name: str, change: SkuUpdate) -> Sku:
         if absent := [option for field, option in _NEEDED.items() if field not in given]:
             message = f"there is no SKU {name} yet; a new one needs {', '.join(absent)}"
             raise CliError(message, code="not_found", exit_code=NOT_FOUND) from None
-        return client.skus.put(name, SkuPut(**{"description": "", "gpu_counts": [1]} | given))
+        defaults: dict[str, Any] = {"description": "", "gpu_counts": [1]}
+        return client.skus.put(name, SkuPut(**defaults | given))
 
 
 @command(app, "delete", example="penstock sku delete h100.8")

@@ -29,17 +29,16 @@ def cut(text: str, chars: int) -> str:
 
 def fit(natural: Sequence[int], ranks: Sequence[int], chars_max: int) -> list[int]:
     """The widths of columns such that all fit; 0 for one that is left out. Those of a high rank give way first, of
-    equal ones those on the right; the first column stays."""
-    widths = [*natural]
-    order = sorted(range(len(widths)), key=lambda at: (ranks[at], at), reverse=True)
+    equal ones those on the right; the first column gives way last."""
+    order = sorted(range(1, len(natural)), key=lambda at: (ranks[at], at), reverse=True)
+    least = [natural[0], *(min(chars, _CHARS_MIN) for chars in natural[1:])]
+    for at in order:
+        if _total(least) > chars_max:
+            least[at] = 0
+    widths = [chars if least[at] else 0 for at, chars in enumerate(natural)]
     for at in order:
         over = _total(widths) - chars_max
-        if over <= 0:
-            return widths
-        widths[at] = max(min(widths[at], _CHARS_MIN), widths[at] - over)
-    for at in order:
-        if _total(widths) > chars_max and at != 0:
-            widths[at] = 0
+        widths[at] = max(least[at], widths[at] - max(over, 0))
     widths[0] = min(widths[0], chars_max)
     return widths
 

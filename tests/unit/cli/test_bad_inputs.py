@@ -47,7 +47,7 @@ def test_every_row_has_a_check() -> None:
 
 @row("cli_config-01")
 def config_absent(cli: Cli, api: ScriptedApi) -> None:
-    cli.fails(1, "whoami", says="run `penstock login`")
+    cli.fails(3, "whoami", says="run `penstock login`")
 
 
 @row("cli_config-02")
@@ -152,9 +152,10 @@ def profile_missing(cli: Cli, api: ScriptedApi) -> None:
 @row("cli_config-20")
 def malformed_allocation(cli: Cli, api: ScriptedApi) -> None:
     cli.logged_in(api)
-    for arguments in (["show", "alc_1"], ["release", "../x"], ["update", "prj_default", "--name", "x"]):
-        cli.fails(1, "alloc", *arguments, says="allocation_id must look like alc_")
-    cli.fails(1, "alloc", "exec", "alc_1", "--", "true", says="allocation_id must look like alc_")
+    cli.fails(1, "alloc", "show", "alc_1", says="allocation_id must look like alc_")
+    for arguments in (["release", "../x"], ["release", ""], ["update", "prj_default", "--name", "x"]):
+        cli.fails(1, "alloc", *arguments, says="is neither an id (alc_…) nor a name of an allocation")
+    cli.fails(1, "alloc", "exec", "alc_1", "--", "true", says="allocation must look like alc_")
     assert api.seen == []
 
 
@@ -162,7 +163,7 @@ def malformed_allocation(cli: Cli, api: ScriptedApi) -> None:
 def allocation_of_another_tenant(cli: Cli, api: ScriptedApi) -> None:
     cli.logged_in(api)
     for arguments in (["show"], ["release"]):
-        cli.fails(4, "alloc", *arguments, new_id("alc"), says="no object with this id (code=not_found")
+        cli.fails(4, "alloc", *arguments, new_id("alc"), says="; see `penstock alloc list --all` (code=not_found")
 
 
 @row("cli_config-22")
@@ -229,7 +230,7 @@ def nobody_answers(cli: Cli, api: ScriptedApi) -> None:
     cli.env["PENSTOCK_API_KEY"] = KEY
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    cli.fails(2, "whoami", "--api-url", f"http://{address}", says=f"cannot connect to {address}")
+    cli.fails(8, "whoami", "--api-url", f"http://{address}", says=f"cannot connect to {address}")
     done = cli.run("whoami", "--api-url", "http://no-such-host.invalid")
     assert done.returncode == 2
     assert "cannot find the host no-such-host.invalid" in done.stderr

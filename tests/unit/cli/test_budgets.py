@@ -15,9 +15,7 @@ def test_what_is_no_amount_of_dollars_is_not_sent(api: ScriptedApi, cli: Cli, li
     assert api.seen == []
 
 
-def test_a_list_fits_a_terminal_and_a_deletion_is_told(
-    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_list_is_short_and_a_deletion_is_told(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     cli.logged_in(api)
     api.on("GET", "/billing/budgets", json_answer(page([{**BUDGET, "key_id": KEYID}])))
     api.on("DELETE", f"/billing/budgets/{BDG}", json_answer(None))
@@ -25,4 +23,4 @@ def test_a_list_fits_a_terminal_and_a_deletion_is_told(
     text = capfd.readouterr().out
     assert max(map(len, text.splitlines())) <= 120, text
     assert tree.run(tree.app, ["billing", "budget", "delete", BDG], cli.environ()) == 0
-    assert capfd.readouterr().err == f"deleted {BDG}\n"
+    assert capfd.readouterr().err == f"deleted budget {BDG}\n"

@@ -247,7 +247,7 @@ def test_a_failed_call_shows_the_handlers_traceback(
     failed = {"state": "failed", "error": "no", "error_type": "ValueError", "traceback": "Traceback\n  in price\n"}
     api.on("POST", "//f/shop-price", error_answer(500, "handler_error", "no", Penstock_Invocation_Id="inv-1"))
     api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | failed))
-    assert run(cli, "fn", "invoke", "shop-price") == 2
+    assert run(cli, "fn", "invoke", "shop-price") == 6
     error = capfd.readouterr().err
     assert "  in price" in error
     assert "inv-1 failed: ValueError: no (code=failed)" in error

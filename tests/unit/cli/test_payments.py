@@ -76,7 +76,7 @@ def test_a_payment_that_was_not_made_is_an_error(api: ScriptedApi, cli: Cli, cap
     assert "expired" in printed
 
 
-def test_a_list_fits_a_terminal_and_says_all_in_csv(
+def test_a_list_says_all_where_there_is_no_terminal(
     api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cli.logged_in(api)
@@ -84,7 +84,6 @@ def test_a_list_fits_a_terminal_and_says_all_in_csv(
     api.on("GET", "/billing/payments", json_answer(page([{**PAYMENT, "reason": reason}])))
     assert run(cli, "billing payments") == 0
     text = capfd.readouterr().out
-    assert max(map(len, text.splitlines())) <= 120, text
-    assert "nobody paid: the checkout pag…" in text
+    assert reason in text
     assert run(cli, "billing payments -o csv") == 0
     assert reason in capfd.readouterr().out

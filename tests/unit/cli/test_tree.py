@@ -12,6 +12,7 @@ import typer
 
 from penstock import command
 from penstock.cli.app import app, run
+from penstock.cli.errors import MEANINGS
 from scripted_api import ScriptedApi
 
 from .conftest import KEY, Cli
@@ -39,6 +40,8 @@ def test_the_tree_is_not_empty() -> None:
 def test_every_command_has_help_with_an_example(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, [*path, "--help"], {}) == 0
     shown = capsys.readouterr().out
+    assert run(app, [*path, "-h"], {}) == 0
+    assert capsys.readouterr().out == shown
     assert "Example:\n    " in shown
     assert "penstock " in shown.partition("Example:")[2]
 
@@ -49,10 +52,24 @@ def test_every_command_takes_the_global_options(path: tuple[str, ...], capsys: p
     assert run(app, [*options, *path, *options, "--help"], {}) == 0
 
 
+def test_commands_are_shown_in_groups_and_exit_codes_below(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["-h"], {}) == 0
+    shown = capsys.readouterr().out
+    titles = ("Use the cloud", "Log in and manage access", "Operate a cloud", "Run a cloud on this machine")
+    places = [shown.index(f"\n{title}:\n") for title in (*titles, "  Exit codes")]
+    assert places == sorted(places)
+    assert "Commands:" not in shown
+    guide = (Path(__file__).parents[3] / "docs/guides/command-line.md").read_text()
+    for code, meaning in MEANINGS.items():
+        assert f"{code:<4} {meaning}" in shown
+        assert f"| {code} | {meaning} |" in guide
+
+
 @pytest.mark.parametrize("arguments", [[], ["alloc"], ["--help"], ["alloc", "--help"]])
 def test_a_group_alone_shows_its_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, arguments, {}) == 0
-    assert "Commands:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Commands:" in shown or "Use the cloud:" in shown
 
 
 @pytest.mark.parametrize(

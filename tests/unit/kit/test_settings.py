@@ -31,7 +31,11 @@ def test_a_variable_that_is_set_but_empty_counts_as_unset() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("[api]\nprot = 1\n", "api.prot"),
+        ("[api]\nprot = 1\n", r"unknown setting api\.prot; did you mean port\?"),
+        ("[gatway]\nport = 1\n", r"unknown setting gatway; did you mean gateway\?"),
+        ("databse_url = 'x'\n", r"unknown setting databse_url; did you mean database_url\?"),
+        ("zzz = 1\n", "unknown setting zzz$"),
+        ("api = 1\n", r"api must be a section: write \[api\]"),
         ("[api]\nport = 'many'\n", "port"),
         ("[api\n", "not valid TOML"),
     ],

@@ -277,7 +277,7 @@ def test_refused_names_the_host(ask: Ask) -> None:
 
 def test_an_unknown_host_is_named(ask: Ask) -> None:
     with pytest.raises(errors.Unreachable, match=r"no-such-host\.invalid"):
-        ask("http://no-such-host.invalid", whoami)
+        ask("https://no-such-host.invalid", whoami)
 
 
 def test_a_kept_connection_that_the_server_closed_is_replaced(api: ScriptedApi) -> None:

@@ -60,3 +60,30 @@ def test_a_client_never_shows_its_key() -> None:
 def test_a_malformed_project_is_refused() -> None:
     with pytest.raises(InvalidArgument):
         Client("http://127.0.0.1", "psk_secret", project="../prj")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:1", "http://127.8.9.1", "http://[::1]", "http://localhost", "https://cloud.example"]
+)
+def test_a_key_goes_to_this_machine_and_over_https(url: str) -> None:
+    assert Target.of(url, "psk_x", gateway_url=url).gateway_url == url
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "cloud.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "127.evil.example",
+        "127.1",
+        "0x7f.1",
+        "[::2]",
+    ],
+)
+def test_a_key_goes_nowhere_else_over_http(host: str) -> None:
+    for options in ({"api_url": f"http://{host}"}, {"api_url": "https://a", "gateway_url": f"http://{host}"}):
+        with pytest.raises(InvalidArgument, match="is not encrypted"):
+            Client(key="psk_x", **options)
+        assert Client(key="psk_x", allow_http=True, **options)
+        assert Client(key=None, **options)
