@@ -63,9 +63,6 @@ def exit_code(error: "SdkError") -> int:
 
     if isinstance(error, errors.ServerError) and error.status == 503:
         return AWAY
-    if isinstance(error, errors.Unreachable) and not error.passing:
-        # Somebody answers there, but not as the server that is meant.
-        return SERVER
     codes: dict[type[errors.SdkError], int] = {
         errors.InvalidArgument: USAGE,
         errors.Unreachable: AWAY,

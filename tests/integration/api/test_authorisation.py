@@ -104,6 +104,7 @@ BODIES: dict[str, Any] = {
     "putRuntime": {"lock": "a==1 --hash=sha256:" + "0" * 64},
     "putSecret": {"value": "v"},
     "putSku": SKU,
+    "updateSku": {"description": "one"},
     "putStock": {"floor": 1},
     "releaseAllocation": {},
     "updateAllocation": {"name": "n"},
@@ -243,6 +244,10 @@ async def send(api: Api, operation: Operation, ids: dict[str, str], key: str) ->
     body = answer.json
     if answer.status >= 400:
         assert answer.error.pop("correlation_id")
+        # A refusal names what was asked for.
+        asked = {*operation.at(ids).split("/")} - {*operation.path.split("/")}
+        for name in sorted(asked, key=len, reverse=True):
+            answer.error["message"] = answer.error["message"].replace(name, "?")
     return answer.status, body
 
 

@@ -501,7 +501,7 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
     ("idp show corp", "GET", "/identity-providers/corp", IDP, None),
     (
         "idp set corp --issuer https://id --client-id penstock --audience api --scope openid --disabled",
-        "PATCH",
+        "PUT",
         "/identity-providers/corp",
         IDP,
         {name: value for name, value in IDP.items() if name not in {"name", "created_at"}},

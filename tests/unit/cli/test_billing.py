@@ -128,7 +128,7 @@ def test_a_ledger_that_does_not_hold_ends_with_five(
         ("topup 0", "amount must be $1.00 to $1,000,000.00, not '0'"),
         ("topup 99999999999", "amount must be $1.00 to $1,000,000.00"),
         ("topup 1.234567", "amount must be dollars with up to two decimals"),
-        ("terms nonsense --credit-limit 1", "organisation_id must look like"),
+        ("terms org_nonsense --credit-limit 1", "organisation_id must look like"),
         ("usage --from yesterday", "from must be a day such as"),
         ("statement --to 2026-02-30", "to must be a day such as"),
         ("invoice nov", "month must look like"),
