@@ -34,12 +34,7 @@ def target(api_url: str | None, key: str | None) -> "Target":
 
     environ = {**os.environ, "PENSTOCK_API_KEY": key} if key else os.environ
     try:
-        url, key, found = Session(environ, flags=Flags(api_url=api_url)).credentials()
+        found = Session(environ, flags=Flags(api_url=api_url)).target()
     except CliError as error:
         raise NotConfigured(error.message, code=error.code, field=error.field) from None
-    return Target.of(
-        url,
-        key,
-        project=found.project.text if found.project else None,
-        gateway_url=found.gateway_url.text if found.gateway_url else None,
-    )
+    return Target.of(**found)

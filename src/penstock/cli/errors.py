@@ -18,7 +18,6 @@ NOT_FOUND: Final = 4
 CONFLICT: Final = 5
 YOUR_CODE: Final = 6
 EXHAUSTED: Final = 7
-AWAY: Final = 8
 TIMEOUT: Final = 124
 NOT_RUNNABLE: Final = 126
 NO_COMMAND: Final = 127
@@ -30,13 +29,12 @@ TERMINATED: Final = 143
 MEANINGS: Final[Mapping[int, str]] = {
     OK: "done",
     USAGE: "the command line, the configuration or the request is wrong",
-    SERVER: "the server failed",
+    SERVER: "the server is away, or failed",
     AUTH: "no key, a key that is not valid, or a role that does not allow it",
     NOT_FOUND: "no such thing",
     CONFLICT: "its state does not allow it",
     YOUR_CODE: "your code failed: a function's handler, or a unit's command",
     EXHAUSTED: "no capacity, no quota or no funds, or a limit is reached",
-    AWAY: "the server cannot be reached, or not now",
     TIMEOUT: "--timeout ran out; the work goes on",
     NOT_RUNNABLE: "the command in the unit cannot be run",
     NO_COMMAND: "there is no such command in the unit",
@@ -61,11 +59,9 @@ def exit_code(error: "SdkError") -> int:
     """What a failed call means for the shell."""
     from penstock.sdk import errors
 
-    if isinstance(error, errors.ServerError) and error.status == 503:
-        return AWAY
     codes: dict[type[errors.SdkError], int] = {
         errors.InvalidArgument: USAGE,
-        errors.Unreachable: AWAY,
+        errors.Unreachable: SERVER,
         errors.BadAnswer: SERVER,
         errors.WaitTimeout: TIMEOUT,
         errors.Unauthenticated: AUTH,

@@ -219,7 +219,7 @@ def certificate_invalid(cli: Cli, api: ScriptedApi) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(self_signed(cli.home))
     with scripted_api.serve(context) as secure:
-        error = cli.fails(8, "whoami", "--api-url", secure.url, env={"PENSTOCK_API_KEY": KEY}, says="is not valid")
+        error = cli.fails(2, "whoami", "--api-url", secure.url, env={"PENSTOCK_API_KEY": KEY}, says="is not valid")
         assert "insecure" not in error
         assert secure.url.removeprefix("https://") in error
         assert secure.seen == []
@@ -230,9 +230,9 @@ def nobody_answers(cli: Cli, api: ScriptedApi) -> None:
     cli.env["PENSTOCK_API_KEY"] = KEY
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    cli.fails(8, "whoami", "--api-url", f"http://{address}", says=f"cannot connect to {address}")
+    cli.fails(2, "whoami", "--api-url", f"http://{address}", says=f"cannot connect to {address}")
     done = cli.run("whoami", "--api-url", "https://no-such-host.invalid")
-    assert done.returncode == 8
+    assert done.returncode == 2
     assert "cannot find the host no-such-host.invalid" in done.stderr
 
 

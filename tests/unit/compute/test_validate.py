@@ -1,11 +1,14 @@
 """Requests that make no sense are refused with the field named."""
 
+from typing import cast
+
 import pytest
 
 from penstock.compute.errors import BadDigest, BadGpuCount, BadImage, ReservedEnv, UnknownSku
 from penstock.compute.model import Sku
-from penstock.compute.service import validate
-from penstock.kit.errors import Invalid, PenstockError
+from penstock.compute.service import catalogue, validate
+from penstock.kit.db import Reader
+from penstock.kit.errors import Invalid
 from penstock.wire.rest import AllocationCreate
 
 OFFER = Sku(
@@ -71,8 +74,12 @@ def test_a_size_that_the_sku_lacks_is_refused_with_those_it_has(gpus: int) -> No
     assert caught.value.field == "gpus"
 
 
-def test_an_unknown_or_closed_sku_is_refused() -> None:
+async def test_an_unknown_or_closed_sku_is_refused_with_those_that_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_names(_: object, *, limit: int) -> list[str]:
+        return ["g1.1", "g1.2"][:limit]
+
+    monkeypatch.setattr(catalogue.catalogue, "open_names", open_names)
+    nothing = cast("Reader", None)
     for offer in (None, Sku(**{n: getattr(OFFER, n) for n in Sku.__dataclass_fields__} | {"enabled": False})):
-        with pytest.raises(PenstockError) as caught:
-            validate.shape(offer, name="g9", gpus=1)
-        assert isinstance(caught.value, UnknownSku)
+        with pytest.raises(UnknownSku, match=r"there is no SKU g9; there are g1\.1, g1\.2"):
+            await catalogue.opened(nothing, offer, name="g9", gpus=1)
