@@ -109,6 +109,34 @@ def test_every_process_that_is_killed_comes_back_and_the_cloud_works(stack: Clou
     assert stack.json("alloc", "release", rent(stack), "--wait", timeout_s=90)["state"] == "released"
 
 
+def links_made(cloud: Cloud) -> int:
+    """How often the node has linked, by its own log."""
+    return (cloud.data / "log" / "agent.log").read_text(errors="replace").count("link_up")
+
+
+def listens(port: int) -> bool:
+    """Whether anything takes connections there."""
+    with socket.socket() as dialled:
+        return dialled.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_after_a_gateways_restart_its_node_is_back_within_two_seconds_and_commands_wait(stack: Cloud) -> None:
+    allocation = rent(stack)
+    linked, gateway = links_made(stack), stack.pid_of("gateway")
+    os.kill(gateway, signal.SIGKILL)
+    command = stack.command("alloc", "exec", "-n", allocation, "--", "echo", "waited")
+    with subprocess.Popen(command, env=stack.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as asked:
+        eventually(lambda: not listens(stack.ports[2]), within_s=5)
+        eventually(lambda: listens(stack.ports[2]), within_s=60)
+        since = time.monotonic()
+        eventually(lambda: links_made(stack) > linked, within_s=30)
+        took_s = time.monotonic() - since
+        output, errors = asked.communicate(timeout=60)
+    assert (asked.returncode, output) == (0, b"waited\n"), errors
+    assert took_s < 2.0
+    assert stack.json("alloc", "release", allocation, "--wait", timeout_s=90)["state"] == "released"
+
+
 def test_a_killed_install_goes_on_without_what_nats_and_temporal_kept_and_ctrl_c_leaves_nothing(cloud: Cloud) -> None:
     cloud.up()
     key, kept, nodes = cloud.key, rent(cloud), cloud.json("node", "list")["items"]

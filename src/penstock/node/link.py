@@ -135,6 +135,7 @@ class Link:
         serves_functions: Callable[[], bool] = lambda: False,
         health: Health | None = None,
         secrets: Secrets | None = None,
+        crowd: Crowd | None = None,
     ) -> None:
         self._identity = identity
         self._clock = clock
@@ -150,7 +151,7 @@ class Link:
         self._production = production
         self._serves_functions = serves_functions
         self._again = asyncio.Event()
-        self.crowd = Crowd()
+        self.crowd = crowd or Crowd()
         self._pace = Pace(self.crowd)
         self.standing = False
         self.woken = asyncio.Event()

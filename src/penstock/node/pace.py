@@ -3,13 +3,18 @@
 The first attempt after a sound connection comes soon: mostly it is this node alone that lost it. After a failure the
 pause is drawn from a range that doubles each time and is never shorter than the time in which the gateway can let all
 of its nodes in, which it tells them while they are connected. Where that is soon, pauses stay short however long the
-gateway is away: a small fleet is back within two seconds. A gateway that is busy says when to come back.
+gateway is away: a small fleet is back within two seconds. The number outlives the agent, so that a node that starts
+while its gateway is away dials as the others do. A gateway that is busy says when to come back.
 """
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 #: A connection that stood this long was sound.
 SOUND_AFTER_S: Final = 10.0
@@ -25,20 +30,35 @@ _TOLD_MAX_S: Final = 60.0
 
 @dataclass(slots=True)
 class Crowd:
-    """What the gateway said of the others: in how many seconds it can let all of its nodes in again."""
+    """Seconds in which the gateway can let all of its nodes in again, by its own word; kept in a file if there is one.
+
+    A node that no gateway has told of others counts as one of a small fleet.
+    """
 
     spread_s: float = 0.0
-    told: bool = False
+    file: Path | None = None
+
+    @classmethod
+    def kept_in(cls, file: Path) -> "Crowd":
+        """The crowd as it was when the agent last ran."""
+        crowd = cls()
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+            crowd.tell(msgspec.json.decode(file.read_bytes(), type=float))
+        crowd.file = file
+        return crowd
 
     def tell(self, spread_s: float) -> None:
         """The gateway just said so."""
-        self.spread_s = min(max(0.0, spread_s), _TOLD_MAX_S)
-        self.told = True
+        before, self.spread_s = self.spread_s, min(max(0.0, spread_s), _TOLD_MAX_S)
+        if self.file is not None and round(before, 1) != round(self.spread_s, 1):
+            # Of use, not of need: a disk that is full keeps no node from its gateway.
+            with suppress(OSError):
+                self.file.write_bytes(msgspec.json.encode(self.spread_s))
 
     @property
     def cap_s(self) -> float:
         """The longest range of pauses: four times what the gateway needs for all, within bounds."""
-        return min(_CAP_S, max(_SMALL_CAP_S, 4 * self.spread_s)) if self.told else _CAP_S
+        return min(_CAP_S, max(_SMALL_CAP_S, 4 * self.spread_s))
 
 
 class Pace:

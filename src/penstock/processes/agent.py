@@ -37,6 +37,7 @@ from penstock.node.inventory import Inventory, open_inventory, require_gpus
 from penstock.node.journal import Journal
 from penstock.node.link import Link, Outbox
 from penstock.node.logs import Forwarder
+from penstock.node.pace import Crowd
 from penstock.node.resolver import Resolver
 from penstock.node.secrets import Secrets
 from penstock.node.serverclock import ServerClock
@@ -159,6 +160,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         serves_functions=lambda: sidecar is not None and sidecar.serves_functions,
         health=health,
         secrets=secrets,
+        crowd=Crowd.kept_in(folder / "crowd.json"),
     )
     await _run(who, clock, link, units, sidecar)
 

@@ -1,6 +1,7 @@
 """Runs a command in a unit over a WebSocket. Leaving early closes the socket, which kills the command."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -11,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from penstock.sdk.commands import EOF_FRAME, Command, ending, with_gateway
 from penstock.sdk.errors import BadAnswer, Unreachable, for_status
 from penstock.sdk.failures import broken_off, not_connected
-from penstock.sdk.protocol import excerpt
+from penstock.sdk.protocol import backoff_s, excerpt
 from penstock.wire.tunnel import STDERR, STDIN, STDOUT
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _HEARTBEAT_S: Final = 20.0
 _CLOSE_S: Final = 2.0
+#: So long a gateway that takes no connection is dialled again, as during its restart.
+GATEWAY_RETURN_S: Final = 10.0
+_DIAL_PAUSE_MAX_S: Final = 1.0
 _FRAME_BYTES_MAX: Final = 4 << 20
 #: The largest piece of standard input in one frame.
 CHUNK_BYTES: Final = 64 << 10
@@ -66,6 +70,20 @@ class _Connect(connect):
 
 
 async def _connected(executor: "AsyncExecutor", host: str, path: str) -> ClientConnection:
+    """A connection to the gateway. Before the first frame there is no command, so dialling again repeats nothing."""
+    deadline, failures = time.monotonic() + GATEWAY_RETURN_S, 0
+    while True:
+        try:
+            return await _dialled(executor, host, path)
+        except Unreachable as error:
+            failures += 1
+            pause_s = min(_DIAL_PAUSE_MAX_S, backoff_s(failures))
+            if not error.passing or time.monotonic() + pause_s > deadline:
+                raise
+        await asyncio.sleep(pause_s)
+
+
+async def _dialled(executor: "AsyncExecutor", host: str, path: str) -> ClientConnection:
     secure = str(executor.target.gateway_url).startswith("https:")
     try:
         return await _Connect(

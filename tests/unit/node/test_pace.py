@@ -1,6 +1,7 @@
 """When nodes dial again."""
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -40,10 +41,35 @@ def test_a_large_fleet_stays_spread() -> None:
 
 
 def test_the_range_doubles_with_each_failure_up_to_a_cap() -> None:
+    dialled = pace(spread_s=1.2)
+    pauses = [dialled.pause_s(stood_s=0) for _ in range(9)]
+    assert pauses == pytest.approx([1.2, 1.2, 1.2, 1.6, 3.2, 4.8, 4.8, 4.8, 4.8])
+
+
+def test_a_node_that_was_never_told_of_others_dials_as_one_of_few() -> None:
     dialled = Pace(Crowd(), uniform=longest)
     pauses = [dialled.pause_s(stood_s=0) for _ in range(9)]
-    assert pauses[:4] == pytest.approx([0.2, 0.4, 0.8, 1.6])
-    assert pauses[-1] == 10.0
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1, 1, 1, 1, 1, 1])
+
+
+def test_an_agent_that_starts_while_its_gateway_is_away_dials_as_before(tmp_path: Path) -> None:
+    file = tmp_path / "crowd.json"
+    for spread_s in (5.0, 0.05):
+        Crowd.kept_in(file).tell(spread_s)
+        assert Crowd.kept_in(file).cap_s == Crowd(spread_s=spread_s).cap_s
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b'"many"', b"1e9", b"-3", b"[]"])
+def test_a_file_that_cannot_be_read_is_as_none(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "crowd.json"
+    file.write_bytes(content)
+    assert 0 <= Crowd.kept_in(file).spread_s <= 60
+
+
+def test_a_disk_that_is_full_keeps_no_node_from_its_gateway(tmp_path: Path) -> None:
+    crowd = Crowd.kept_in(tmp_path / "gone" / "crowd.json")
+    crowd.tell(7)
+    assert crowd.spread_s == 7
 
 
 def test_after_a_failure_the_range_is_what_the_gateway_needs_for_all() -> None:

@@ -12,7 +12,7 @@ from aiohttp import WSMsgType, web
 
 import scripted_api
 from penstock.kit.ids import new_id
-from penstock.sdk import errors, protocol
+from penstock.sdk import errors, execute, protocol
 from penstock.sdk.client import AsyncClient, Client
 from penstock.sdk.commands import CommandResult
 from scripted_api import Handler, ScriptedApi, error_answer, hang_up, json_answer, text_answer
@@ -263,3 +263,18 @@ def test_the_blocking_client_runs_commands_inside_a_running_loop(api: ScriptedAp
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: asyncio.run(within())).result() == 7
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+def test_a_command_waits_for_a_gateway_that_starts_again(api: ScriptedApi, kind: str) -> None:
+    allocation = new_id("alc")
+    api.on("GET", f"//ws/exec/{allocation}", hang_up, hang_up, echo)
+    assert run(kind, api, allocation, ["true"]).exit_code == 7
+
+
+def test_a_gateway_that_stays_away_is_given_up(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "GATEWAY_RETURN_S", 0.2)
+    allocation = new_id("alc")
+    api.on("GET", f"//ws/exec/{allocation}", *[hang_up] * 1000)
+    with pytest.raises(errors.Unreachable):
+        run("blocking", api, allocation, ["true"])
