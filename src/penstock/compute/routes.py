@@ -10,6 +10,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import QueryParameter
 
 from penstock.compute import schemas
+from penstock.compute.errors import Policy
 from penstock.compute.model import Limits, Shape, State
 from penstock.compute.ports import Funds, Handoffs, Projects, Secrets, SkuUsers
 from penstock.compute.service import catalogue, egress, read, resolutions, runtimes, stock
@@ -58,7 +59,7 @@ def router(
 
 
 def _allocation_routes(create: Create, release: Release, db: Database, gateway_url: str) -> Sequence[HTTPRouteHandler]:
-    @post("/allocations", operation_id="createAllocation", opt={"action": "allocations.create"})
+    @post("/allocations", operation_id="createAllocation", opt={"action": "allocations.create", "denial": Policy})
     async def create_allocation(
         caller: Caller, once: Once | None, data: rest.AllocationCreate
     ) -> Response[rest.Allocation]:

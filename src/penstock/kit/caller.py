@@ -44,10 +44,10 @@ class Caller:
             project_id=self.project_id,
         )
 
-    def require(self, action: str) -> None:
-        """Pass, or Denied naming what is missing."""
+    def require(self, action: str, *, denial: type[Denied] = Denied) -> None:
+        """Pass, or a denial naming what is missing."""
         if action in self.actions:
             return
         if action in self.operators_only and not self.operator:
-            raise Denied(f"operators only: no role in an organisation allows {action}", action=action)
-        raise Denied(f"your role ({self.role}) does not allow {action}", action=action)
+            raise denial(f"operators only: no role in an organisation allows {action}", action=action)
+        raise denial(f"your role ({self.role}) does not allow {action}", action=action)

@@ -3,7 +3,7 @@
 Routes get `caller`, `once` and `page` injected by name. Admission is a hook on the whole application that no route can
 replace, and it comes before the body is read: the query's names, who the caller is (the few public routes say
 `opt={"public": True}`), and whether their role allows what the route is for (`opt={"action": "…"}`, which every route
-with a body has). Every failure leaves in one envelope.
+with a body has; `"denial"` is the error's class where it is a domain's own). Every failure leaves in one envelope.
 """
 
 import warnings
@@ -26,7 +26,7 @@ from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
 from penstock.kit import jsonbody
 from penstock.kit.caller import Caller
 from penstock.kit.edge import EdgeRequest, Head, Rejected
-from penstock.kit.errors import Invalid, Kind, PenstockError, StorageFull, Unavailable, missing
+from penstock.kit.errors import Denied, Invalid, Kind, PenstockError, StorageFull, Unavailable, missing
 from penstock.kit.full import FULL, is_full
 from penstock.kit.idempotency import Once
 from penstock.kit.ids import is_id
@@ -224,7 +224,7 @@ def _admission(authenticator: Authenticates) -> Hook:
         scope["caller"] = caller
         structlog.contextvars.bind_contextvars(project_id=caller.project_id)
         if (action := handler.opt.get("action")) is not None:
-            caller.require(action)
+            caller.require(action, denial=handler.opt.get("denial", Denied))
 
     return admit
 

@@ -96,7 +96,7 @@ async def test_nodes_that_are_gone_count_for_nothing(world: World, state: str) -
 
 async def test_policy_quota_funds_and_shape_each_have_their_own_refusal(world: World) -> None:
     await world.add_node(8)
-    with pytest.raises(Policy, match="policy"):
+    with pytest.raises(Policy, match=r"allocations\.create"):
         await world.create(someone(actions=ACTIONS - {"allocations.create"}))
     with pytest.raises(UnknownSku):
         await world.create(sku="none")

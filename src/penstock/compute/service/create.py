@@ -22,7 +22,7 @@ from penstock.compute.store import allocations, catalogue, stock, sweeps
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Tx
-from penstock.kit.errors import Denied, PenstockError
+from penstock.kit.errors import PenstockError
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import subjects
@@ -49,7 +49,7 @@ class Create:
         serving: Serving | None = None,
     ) -> Allocation:
         """The new allocation, or the first reason to refuse it. A worker of a function is told what it serves."""
-        _allow(caller)
+        caller.require("allocations.create", denial=Policy)
         validate.request(body)
         found, rules = await catalogue.offered(tx, body.sku, caller.project_id)
         offer = await opened(tx, found, name=body.sku, gpus=body.gpus)
@@ -127,13 +127,6 @@ async def _wait(tx: Tx, draft: Draft, refusal: PenstockError) -> Allocation:
     return await allocations.insert(
         tx, draft, node_id=None, reason=f"waiting: {refusal.detail}", deadline_s=draft.wait_s
     )
-
-
-def _allow(caller: Caller) -> None:
-    try:
-        caller.require("allocations.create")
-    except Denied as error:
-        raise Policy(f"policy: {error.detail}") from error
 
 
 def _draft(caller: Caller, body: AllocationCreate, offer: Sku, purpose: Purpose) -> Draft:
