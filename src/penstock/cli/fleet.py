@@ -21,6 +21,7 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
     Column("id", lambda node: node.id, rank=NEEDED),
     Column("state", lambda node: node.state + (" (simulated)" if node.simulated else "")),
     Column("gpus used", lambda node: f"{node.gpus_used}/{node.gpus_total}"),
+    Column("slots used", lambda node: f"{node.slots_used}/{node.slots_total}"),
     Column("unusable", lambda node: node.gpus_unusable or None),
     Column("units", lambda node: node.units),
     Column("heartbeat", lambda node: None if node.heartbeat_age_s is None else f"{node.heartbeat_age_s:.0f} s ago"),
@@ -74,6 +75,7 @@ def _summary(found: FleetOverview) -> list[str]:
     return lines + [
         f"{gpus.model}: {gpus.used} of {gpus.total} used, {gpus.free} free"
         + (f", {gpus.unusable} unusable" if gpus.unusable else "")
+        + (f"; {gpus.slots_free} of {gpus.slots_total} slots free" if gpus.slots_total != gpus.total else "")
         for gpus in found.gpus
     ]
 

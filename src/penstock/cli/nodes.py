@@ -25,6 +25,7 @@ COLUMNS: list[Column[Node]] = [
     Column("name", lambda node: node.name, rank=NEEDED),
     Column("state", lambda node: node.state, rank=NEEDED),
     Column("gpus free", lambda node: f"{node.gpus_free}/{node.gpus_total}"),
+    Column("slots free", lambda node: f"{node.slots_free}/{node.slots_total}"),
     Column("simulated", lambda node: node.simulated),
     Column("last heartbeat", lambda node: node.last_heartbeat_at),
     Column("release at", lambda node: node.release_at),
@@ -173,7 +174,7 @@ def drain(
 
 def _drained(client: "Client", node: Node) -> Node:
     """The node when nothing is left on it."""
-    while held := [gpu for gpu in client.nodes.get(node.id).gpus if gpu.allocation_id]:
+    while held := {gpu.gpu_uuid for gpu in client.nodes.get(node.id).gpus if gpu.allocation_id}:
         until = f", until {cell(node.release_at)}" if node.release_at else ""
         notice(f"{len(held)} GPUs of {node.name} are still held{until}")
         time.sleep(_DRAIN_LOOK_S)

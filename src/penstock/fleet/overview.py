@@ -10,21 +10,18 @@ from penstock.kit.db import Reader
 _LOADS: Final = """
 select n.id, n.name, n.state, n.simulated, n.agent_version, n.release_at,
        extract(epoch from clock_timestamp() - h.at)::float8 as heartbeat_age_s,
-       coalesce(s.total, 0) as gpus_total, coalesce(s.unusable, 0) as gpus_unusable, coalesce(u.units, 0) as units
+       coalesce(u.units, 0) as units
   from fleet.nodes n
   left join fleet.heartbeats h on h.node_id = n.id
-  left join (
-      select node_id, count(*)::int as total, (count(*) filter (where health <> 'healthy'))::int as unusable
-        from fleet.slots where health <> 'missing' group by node_id
-  ) s on s.node_id = n.id
   left join (
       select node_id, count(*)::int as units from fleet.unit_reports where state <> 'gone' group by node_id
   ) u on u.node_id = n.id
  where n.state <> 'retired'
  order by n.state = 'ready', n.name
 """
-_MODELS: Final = """
-select s.gpu_model as model, s.id as slot_id, n.state = 'ready' and s.health = 'healthy' as usable
+_SLOTS_THERE: Final = """
+select s.id as slot_id, s.node_id, s.whole_uuid as gpu_uuid, s.gpu_model as model, s.health = 'healthy' as healthy,
+       n.state = 'ready' and s.health = 'healthy' as usable
   from fleet.slots s join fleet.nodes n on n.id = s.node_id
  where s.health <> 'missing' and n.state <> 'retired'
 """
@@ -66,8 +63,6 @@ class Load:
     agent_version: str
     release_at: datetime | None
     heartbeat_age_s: float | None
-    gpus_total: int
-    gpus_unusable: int
     units: int
 
 
@@ -110,10 +105,13 @@ class OldTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """A slot for the count by model."""
+    """A slot for the counts by node and by model. `gpu_uuid` is the GPU that it is, or is a share of."""
 
-    model: str
     slot_id: str
+    node_id: str
+    gpu_uuid: str
+    model: str
+    healthy: bool
     usable: bool
 
 
@@ -124,7 +122,7 @@ async def loads(conn: Reader) -> list[Load]:
 
 async def capacity(conn: Reader) -> list[Capacity]:
     """Every slot that is there."""
-    return [Capacity(**dict(row)) for row in await conn.fetch(_MODELS)]
+    return [Capacity(**dict(row)) for row in await conn.fetch(_SLOTS_THERE)]
 
 
 async def sick_nodes(conn: Reader, *, skew_max_s: float, limit: int) -> list[SickNode]:

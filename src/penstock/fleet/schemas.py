@@ -13,7 +13,9 @@ def node(
     value: Node, slots: Sequence[Slot], holders: Mapping[str, str], conditions: Conditions | None = None
 ) -> rest.Node:
     """A node with its own slots; `holders` maps slot → allocation. The GPUs are shown if their conditions are given."""
-    free = [slot for slot in slots if slot.health is SlotHealth.HEALTHY and slot.id not in holders]
+    ready = value.state is NodeState.READY
+    held = {slot.whole_uuid for slot in slots if slot.id in holders}
+    free = [slot for slot in slots if ready and slot.health is SlotHealth.HEALTHY and slot.id not in holders]
     return rest.Node(
         id=value.id,
         name=value.name,
@@ -22,8 +24,10 @@ def node(
         simulated=value.simulated,
         serves_functions=value.serves_functions,
         agent_version=value.agent_version,
-        gpus_total=len(slots),
-        gpus_free=len(free) if value.state is NodeState.READY else 0,
+        gpus_total=len({slot.whole_uuid for slot in slots}),
+        gpus_free=len({slot.whole_uuid for slot in free} - held),
+        slots_total=len(slots),
+        slots_free=len(free),
         labels=dict(value.labels),
         last_heartbeat_at=value.last_heartbeat_at,
         certificate_expires_at=value.certificate_expires_at,

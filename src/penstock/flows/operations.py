@@ -1,6 +1,7 @@
 """The operators' pages over REST: the fleet at a glance, and what is stuck."""
 
 from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Final
 
 from litestar import Router, get
@@ -46,39 +47,59 @@ async def overview(conn: Reader, *, nodes_max: int) -> rest.FleetOverview:
     """Gather it."""
     loads = await fleet.loads(conn)
     held = await compute.held_slots(conn)
-    used = Counter(held.values())
+    slots = await fleet.capacity(conn)
+    by_node = _grouped(slots, lambda slot: slot.node_id)
+    by_model = _grouped(slots, lambda slot: slot.model)
     return rest.FleetOverview(
         at=await conn.fetchval("select clock_timestamp()"),
         nodes=dict(Counter(load.state for load in loads)),
-        gpus=_by_model(await fleet.capacity(conn), held),
+        gpus=[_count(model, of_model, held) for model, of_model in sorted(by_model.items())],
         allocations=await compute.counts(conn),
-        node_list=[_node(load, used[load.id]) for load in loads[:nodes_max]],
+        node_list=[_node(load, by_node.get(load.id, []), held) for load in loads[:nodes_max]],
     )
 
 
-def _by_model(slots: list[Capacity], held: dict[str, str]) -> list[rest.GpuCount]:
-    found: dict[str, Counter[str]] = {}
+def _grouped(slots: Sequence[Capacity], key: Callable[[Capacity], str]) -> dict[str, list[Capacity]]:
+    found: dict[str, list[Capacity]] = {}
     for slot in slots:
-        kind = "used" if slot.slot_id in held else "free" if slot.usable else "unusable"
-        found.setdefault(slot.model, Counter())[kind] += 1
-    return [
-        rest.GpuCount(
-            model=model, total=count.total(), used=count["used"], free=count["free"], unusable=count["unusable"]
-        )
-        for model, count in sorted(found.items())
-    ]
+        found.setdefault(key(slot), []).append(slot)
+    return found
 
 
-def _node(load: Load, used: int) -> rest.NodeLoad:
+def _gpus(slots: Sequence[Capacity]) -> set[tuple[str, str]]:
+    """The GPUs that these slots are, or are shares of."""
+    return {(slot.node_id, slot.gpu_uuid) for slot in slots}
+
+
+def _count(model: str, slots: Sequence[Capacity], held: Collection[str]) -> rest.GpuCount:
+    free_slots = [slot for slot in slots if slot.usable and slot.slot_id not in held]
+    used = _gpus([slot for slot in slots if slot.slot_id in held])
+    total, free = _gpus(slots), _gpus(free_slots) - used
+    return rest.GpuCount(
+        model=model,
+        total=len(total),
+        used=len(used),
+        free=len(free),
+        unusable=len(total - used - free),
+        slots_total=len(slots),
+        slots_free=len(free_slots),
+    )
+
+
+def _node(load: Load, slots: Sequence[Capacity], held: Collection[str]) -> rest.NodeLoad:
+    used = [slot for slot in slots if slot.slot_id in held]
+    healthy = [slot for slot in slots if slot.healthy]
     return rest.NodeLoad(
         id=load.id,
         name=load.name,
         state=load.state,
         simulated=load.simulated,
         agent_version=load.agent_version,
-        gpus_total=load.gpus_total,
-        gpus_used=used,
-        gpus_unusable=load.gpus_unusable,
+        gpus_total=len(_gpus(slots)),
+        gpus_used=len(_gpus(used)),
+        gpus_unusable=len(_gpus(slots) - _gpus(healthy)),
+        slots_total=len(slots),
+        slots_used=len(used),
         units=load.units,
         heartbeat_age_s=load.heartbeat_age_s,
         release_at=load.release_at,

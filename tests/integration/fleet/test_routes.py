@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from integration.fleet.agent import new_key, request_for
@@ -19,6 +20,8 @@ from penstock.kit.db import Database
 from penstock.kit.edge import Edge
 from penstock.kit.errors import Unauthenticated
 from penstock.kit.ids import new_id
+from penstock.node.layout import mps_shares
+from penstock.wire.link import Welcome
 from penstock.wire.tasks import HEALTH_PROBE, HealthProbe
 
 
@@ -159,6 +162,24 @@ async def test_tenants_may_do_nothing_with_nodes(client: httpx.AsyncClient, enro
             headers = {"Authorization": f"Bearer {credential}"}
             answer = await client.request(method, path, json=body, headers=headers)
             assert answer.status_code == status, (method, path, answer.text)
+
+
+async def test_shares_are_slots_of_their_gpu(
+    client: httpx.AsyncClient, enrol: Enrol, connect: Connect, claims: Holders
+) -> None:
+    node_id = (await enrol()).node_id
+    agent = await connect()
+    hello = agent.hello(2)
+    shared, whole = hello.inventory.gpus
+    listed = msgspec.structs.replace(hello.inventory, gpus=[*mps_shares(shared, 4), whole])
+    await agent.send(msgspec.structs.replace(hello, inventory=listed))
+    await agent.expect(Welcome)
+    names = ("gpus_total", "gpus_free", "slots_total", "slots_free")
+    node = (await client.get(f"/nodes/{node_id}")).json()
+    assert [node[name] for name in names] == [2, 2, 5, 5]
+    claims.held = {node["gpus"][0]["slot_id"]: "alc_1"}
+    node = (await client.get("/nodes")).json()["items"][0]
+    assert [node[name] for name in names] == [2, 1, 5, 4]
 
 
 async def test_orders_show_the_node_as_it_is_now(

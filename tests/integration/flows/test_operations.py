@@ -1,10 +1,14 @@
 """What operators look at: counts that add up, and every kind of trouble with the command that repairs it."""
 
-from integration.compute.stage import World
+from integration.compute.stage import World, whole
+from integration.compute.test_placement import sku
 from penstock.compute.model import State
+from penstock.compute.store import catalogue
 from penstock.flows import problems
 from penstock.flows.operations import overview
+from penstock.node.layout import mps_shares
 from penstock.wire.rest import Problem
+from penstock.wire.tasks import GpuKind
 
 
 async def kinds(world: World) -> dict[str, Problem]:
@@ -113,3 +117,19 @@ async def test_a_quarantine_is_listed_with_its_own_reason_and_time(world: World)
     found = (await kinds(world))["slot_quarantined"]
     assert found.reason == "loud fan"
     assert found.since is not None
+
+
+async def test_shares_are_slots_and_their_gpus_are_counted_once(world: World) -> None:
+    listing = [*mps_shares(whole("GPU-a", 0), 2), *mps_shares(whole("GPU-b", 1), 6), whole("GPU-c", 2)]
+    await world.add_node(listing=listing)
+    async with world.db.transaction() as tx:
+        await tx.execute("update fleet.slots set blocked = true where whole_uuid = 'GPU-a'")
+        await catalogue.put_sku(tx, sku("mps", GpuKind.MPS))
+    await world.create(sku="mps", gpus=2)
+    async with world.db.read() as conn:
+        found = await overview(conn, nodes_max=2)
+    [gpus], [shown] = found.gpus, found.node_list
+    assert (gpus.total, gpus.used, gpus.free, gpus.unusable) == (3, 1, 1, 1)
+    assert (gpus.slots_total, gpus.slots_free) == (9, 5)
+    assert (shown.gpus_total, shown.gpus_used, shown.gpus_unusable) == (3, 1, 1)
+    assert (shown.slots_total, shown.slots_used) == (9, 2)

@@ -93,6 +93,8 @@ NODE = {
     "agent_version": "0.1.0",
     "gpus_total": 1,
     "gpus_free": 1,
+    "slots_total": 1,
+    "slots_free": 1,
     "labels": {},
     "last_heartbeat_at": MOMENT,
     "certificate_expires_at": None,

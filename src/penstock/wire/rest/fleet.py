@@ -114,7 +114,7 @@ class NodeGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU host."""
+    """A GPU host. A slot is a GPU, or a share of one by MIG or MPS; a GPU is free while none of its slots is held."""
 
     id: str
     name: str
@@ -124,6 +124,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     agent_version: str
     gpus_total: int
     gpus_free: int
+    slots_total: int
+    slots_free: int
     labels: dict[str, str]
     last_heartbeat_at: Time | None
     certificate_expires_at: Time | None

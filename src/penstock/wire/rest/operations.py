@@ -7,13 +7,16 @@ from penstock.wire.times import Time
 
 
 class GpuCount(msgspec.Struct, frozen=True, kw_only=True):
-    """GPUs, or shares of them, of one model. `unusable` ones are on nodes that take no work, or not healthy."""
+    """GPUs of one model, and their slots. A GPU is `used` while one of its slots is held, and `unusable` when none of
+    its slots can be given out: its node takes no work, or it is not healthy."""
 
     model: str
     total: int
     used: int
     free: int
     unusable: int
+    slots_total: int
+    slots_free: int
 
 
 class NodeLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +30,8 @@ class NodeLoad(msgspec.Struct, frozen=True, kw_only=True):
     gpus_total: int
     gpus_used: int
     gpus_unusable: int
+    slots_total: int
+    slots_used: int
     units: int
     heartbeat_age_s: float | None
     release_at: Time | None
