@@ -10,6 +10,8 @@ import pytest
 
 from node_host import Host, text_of
 
+#: Where every unit finds the authorities; the same path on any host.
+_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _SECRET = "the-host-has-a-secret"
 
 
@@ -71,7 +73,8 @@ async def test_no_process_of_the_host_or_of_another_unit_is_seen(units: tuple[Ho
 async def test_the_hosts_environment_and_arguments_are_not_inside(units: tuple[Host, str, str]) -> None:
     host, unit_id, _ = units
     ran = await host.run(unit_id, "sh", "-c", "env; cat /proc/*/environ")
-    names = {line.split("=")[0] for line in ran.out.replace("\0", "\n").splitlines() if "=" in line}
+    lines = {line for line in ran.out.replace("\0", "\n").splitlines() if "=" in line} - {f"SSL_CERT_FILE={_BUNDLE}"}
+    names = {line.split("=")[0] for line in lines}
     allowed = {"PATH", "HOME", "USER", "LANG", "PWD", "OLDPWD", "SHLVL", "_"}
     assert {name for name in names if not name.startswith("PENSTOCK_")} <= allowed
 
@@ -244,7 +247,8 @@ assert (c.unshare(0x10000000), ctypes.get_errno()) == (-1, 1)
 assert os.getuid() == 1000 and sorted(os.listdir('/proc/self/fd'))[:3] == ['0', '1', '2']
 assert len(os.listdir('/proc/self/fd')) == 4, os.listdir('/proc/self/fd')
 names = {name for name in os.environ if not name.startswith('PENSTOCK_')}
-assert names <= {'PATH', 'HOME', 'USER', 'LANG'}, names
+assert os.environ.get('SSL_CERT_FILE', 'BUNDLE') == 'BUNDLE'
+assert names <= {'PATH', 'HOME', 'USER', 'LANG', 'SSL_CERT_FILE'}, names
 pattern, found = re.compile(PATTERN.encode()), []
 for line in open('/proc/self/maps'):
     first, last = (int(part, 16) for part in line.split()[0].split('-'))
@@ -262,6 +266,8 @@ async def test_what_a_zygote_becomes_is_confined_and_knows_nothing_of_the_agent(
     unit_id = await host.stock()
     folder = host.folder.name
     pattern = f"{folder[:-1]}[{folder[-1]}]"
-    await host.hand_over(unit_id, "python3", "-c", _CONFINED.replace("PATTERN", repr(pattern)))
+    await host.hand_over(
+        unit_id, "python3", "-c", _CONFINED.replace("PATTERN", repr(pattern)).replace("BUNDLE", _BUNDLE)
+    )
     ended = await host.ended(unit_id)
     assert text_of(ended.lines, "stdout") + text_of(ended.lines, "stderr") == "confined\n"
