@@ -8,6 +8,7 @@ import msgspec
 from penstock.serverless.definitions import Deployed, Version
 from penstock.serverless.model import Worker
 from penstock.serverless.service.invocations import Shown
+from penstock.serverless.service.outcomes import embedded
 from penstock.serverless.service.units import ShownUnit
 from penstock.wire import rest, subjects
 from penstock.wire.serverless import Reference, Result
@@ -107,7 +108,7 @@ def invocation(shown: Shown, urls: Urls) -> rest.Invocation:
         finished_at=it.finished_at,
         content_type=it.result_type if it.ended else "",
         encoding=it.encoding if it.ended else "",
-        body=_body(it.result) if it.ended else None,
+        body=embedded(it.result) if it.ended and it.result is not None else None,
         result=_apart(it.result_ref, urls.result(it.id)) if it.ended else None,
     )
 
@@ -178,10 +179,6 @@ def _dispatch_subject(it: ShownUnit) -> str:
     if it.function is None:
         return ""
     return subjects.dispatch(subjects.request_token(it.function.project_id, it.function.name), it.unit.name)
-
-
-def _body(kept: bytes | None) -> Any:
-    return None if kept is None else msgspec.Raw(kept)
 
 
 def _apart(kept: Any, url: str) -> rest.ObjectUse | None:

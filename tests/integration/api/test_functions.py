@@ -258,6 +258,22 @@ async def test_results_come_as_they_were_answered(api: Api, conn: Any) -> None:
         assert (shown["body"], shown["content_type"]) == (json.loads(kept), kind)
 
 
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [(b'{"a": "caf\xe9"}', {"a": "caf\ufffd"}), (b"\x89PNG", "\ufffdPNG")],
+    ids=["not utf-8", "no json"],
+)
+async def test_a_stored_result_that_is_no_json_text_leaves_the_answer_json(
+    api: Api, conn: Any, kept: bytes, shown: object
+) -> None:
+    await put(api, "strange")
+    made = (await invoke(api, "strange"))["invocationID"]
+    await end(conn, made, kept, "text/plain")
+    answer = await api.call("GET", f"/invocations/{made}")
+    assert (answer.status, json.loads(answer.content.decode())["body"]) == (200, shown)
+    assert (await api.call("GET", f"/invocations/{made}/result")).content == kept
+
+
 async def test_a_failed_invocation_has_no_result_whatever_its_handler_left(api: Api, conn: Any) -> None:
     await put(api, "fails")
     await invoke(api, "fails", invocationID="fails-1")

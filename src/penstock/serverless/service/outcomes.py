@@ -101,7 +101,7 @@ def ended(row: Invocation) -> Result:
         statusCode=row.status_code,
         contentType=row.result_type or "application/json",
         headers=dict(row.result_headers or {}),
-        body=_NULL if row.result is None else msgspec.Raw(row.result),
+        body=_NULL if row.result is None else embedded(row.result),
         encoding=row.encoding,
         bodyRef=msgspec.convert(row.result_ref, Reference) if row.result_ref else None,
         failureClass=row.failure_class,
@@ -114,3 +114,14 @@ def ended(row: Invocation) -> Result:
         completedAt=row.finished_at,
         attempt=row.attempt,
     )
+
+
+def embedded(kept: bytes) -> msgspec.Raw:
+    """A stored body as a part of a document, which is JSON in UTF-8 whatever was stored: bytes that are no UTF-8 become
+    U+FFFD, and what is no JSON becomes a string. The body itself is at `/result`, as it was answered."""
+    text = kept.decode(errors="replace")
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return msgspec.Raw(msgspec.json.encode(text))
+    return msgspec.Raw(text.encode())
