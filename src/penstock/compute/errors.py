@@ -117,7 +117,7 @@ class UnknownRuntime(Invalid):
 
 
 class RuntimeInUse(Conflict):
-    """An allocation that has not ended was made with it."""
+    """An allocation that has not ended was made with it, or a version of a function names it."""
 
     code = "compute.runtime_in_use"
 

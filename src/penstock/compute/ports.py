@@ -47,11 +47,15 @@ class Handoffs(Protocol):
         ...
 
 
-class SkuUsers(Protocol):
+class Users(Protocol):
     """What another domain makes allocations for."""
 
     async def of_sku(self, conn: Reader, sku: str, *, limit: int) -> Sequence[str]:
         """What needs this offer, in words such as `function hello in project prj_…`."""
+        ...
+
+    async def of_runtime(self, conn: Reader, project_id: str, runtime: str, *, limit: int) -> Sequence[str]:
+        """The same of what names this runtime of the project and may still start with it."""
         ...
 
 

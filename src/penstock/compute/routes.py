@@ -12,7 +12,7 @@ from litestar.params import QueryParameter
 from penstock.compute import schemas
 from penstock.compute.errors import Policy
 from penstock.compute.model import Limits, Shape, State
-from penstock.compute.ports import Funds, Handoffs, Projects, Secrets, SkuUsers
+from penstock.compute.ports import Funds, Handoffs, Projects, Secrets, Users
 from penstock.compute.service import catalogue, egress, read, resolutions, runtimes, stock
 from penstock.compute.service.catalogue import Quotas
 from penstock.compute.service.create import Create
@@ -35,7 +35,7 @@ def router(
     secrets: Secrets,
     handoffs: Handoffs,
     projects: Projects,
-    sku_users: SkuUsers,
+    users: Users,
     db: Database,
     *,
     limits: Limits,
@@ -47,9 +47,9 @@ def router(
         path="/",
         route_handlers=[
             *_allocation_routes(create, Release(limits), db, gateway_url),
-            *_sku_routes(sku_users, db),
+            *_sku_routes(users, db),
             *_quota_routes(Quotas(projects, limits), db),
-            *_runtime_routes(db),
+            *_runtime_routes(users, db),
             *_resolution_routes(db),
             *_egress_routes(db),
             *_stock_routes(db),
@@ -124,7 +124,7 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
     return [create_allocation, list_allocations, get_allocation, update_allocation, release_allocation]
 
 
-def _sku_routes(users: SkuUsers, db: Database) -> Sequence[HTTPRouteHandler]:
+def _sku_routes(users: Users, db: Database) -> Sequence[HTTPRouteHandler]:
     @get("/skus", operation_id="listSkus")
     async def list_skus(caller: Caller, page: PageQuery) -> rest.Page[rest.Sku]:
         """The offers."""
@@ -182,7 +182,7 @@ def _quota_routes(quotas: Quotas, db: Database) -> Sequence[HTTPRouteHandler]:
     return [get_quota, put_quota]
 
 
-def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
+def _runtime_routes(users: Users, db: Database) -> Sequence[HTTPRouteHandler]:
     @get("/runtimes", operation_id="listRuntimes")
     async def list_runtimes(caller: Caller, page: PageQuery) -> rest.Page[rest.Runtime]:
         """The project's environments, without their locks."""
@@ -210,9 +210,10 @@ def _runtime_routes(db: Database) -> Sequence[HTTPRouteHandler]:
 
     @delete("/runtimes/{name:str}", operation_id="deleteRuntime")
     async def delete_runtime(caller: Caller, name: str) -> None:
-        """Forget an environment; refused while an allocation that has not ended uses it."""
+        """Forget an environment; refused while an allocation that has not ended uses it, or a current or kept version
+        of a function names it."""
         async with db.transaction() as tx:
-            await runtimes.delete(tx, caller, name)
+            await runtimes.delete(tx, caller, name, users)
 
     return [list_runtimes, get_runtime, put_runtime, delete_runtime]
 

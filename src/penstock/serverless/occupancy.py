@@ -1,5 +1,5 @@
-"""What functions keep in use: a project, for identity (its Protocol `Occupancy`), and an offer, for compute (its
-Protocol `SkuUsers`). They may start workers at any time."""
+"""What functions keep in use: a project, for identity (its Protocol `Occupancy`), an offer and a runtime, for compute
+(its Protocol `Users`). They may start workers at any time."""
 
 from collections.abc import Sequence
 
@@ -18,3 +18,7 @@ class Occupancy:
         """The functions that are served with this offer."""
         found = await functions.of_sku(conn, sku, limit=limit)
         return [f"function {name} in project {project_id}" for project_id, name in found]
+
+    async def of_runtime(self, conn: Reader, project_id: str, runtime: str, *, limit: int) -> Sequence[str]:
+        """The functions with a version, current or kept, that names this runtime."""
+        return [f"function {name}" for name in await functions.of_runtime(conn, project_id, runtime, limit=limit)]

@@ -82,3 +82,18 @@ async def test_a_name_that_ends_in_its_digest_stays_what_it_is(api: Api, people:
         assert (await api.call("PUT", name, key=key, json={"lock": LOCK})).status == 200
     changed = await api.call("PUT", name, key=key, json={"lock": LOCK.replace("1.0", "2.0")})
     assert (changed.status, changed.error["code"]) == (409, "compute.runtime_named_by_digest")
+
+
+async def test_a_runtime_that_a_version_of_a_function_names_is_not_deleted(api: Api, people: People) -> None:
+    key = people.owner.key
+    body = {"sku": "g1.1", "command": ["serve"], "workers_min": 0}
+    assert (await api.call("PUT", "/runtimes/served", key=key, json={"lock": LOCK.replace("1.0", "3.0")})).status == 200
+    for runtime in ({"runtime": "served"}, {}):
+        deployed = await api.call("PUT", "/functions/serves", key=key, json=body | runtime)
+        assert deployed.status == 200, deployed.content
+        refused = await api.call("DELETE", "/runtimes/served", key=key)
+        assert (refused.status, refused.error["code"]) == (409, "compute.runtime_in_use")
+        assert "serves" in refused.error["message"], "a kept version may be gone back to"
+    assert (await api.call("GET", "/runtimes/served", key=key)).status == 200
+    assert (await api.call("DELETE", "/functions/serves", key=key)).status == 204
+    assert (await api.call("DELETE", "/runtimes/served", key=key)).status == 204

@@ -49,6 +49,10 @@ class OneFunction:
         """That function."""
         return ["function hello in project prj_x"] if sku == "f1" else []
 
+    async def of_runtime(self, conn: Reader, project_id: str, runtime: str, *, limit: int) -> list[str]:
+        """No function."""
+        return []
+
 
 @pytest.fixture
 async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:

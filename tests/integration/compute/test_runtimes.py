@@ -3,6 +3,7 @@
 import pytest
 
 from integration.compute.stage import World, someone
+from integration.compute.test_routes import OneFunction
 from penstock.compute.errors import BadImage, BadLock, RuntimeInUse, TooManyRuntimes, UnknownRuntime
 from penstock.compute.model import Runtime, State
 from penstock.compute.service import runtimes
@@ -29,7 +30,7 @@ async def put(world: World, name: str = "vision", lock: str = ONE, caller: Calle
 
 async def delete(world: World, name: str = "vision", caller: Caller | None = None) -> None:
     async with world.db.transaction() as tx:
-        await runtimes.delete(tx, caller or someone(), name)
+        await runtimes.delete(tx, caller or someone(), name, OneFunction())
 
 
 async def lock_of(world: World, digest: str) -> str:

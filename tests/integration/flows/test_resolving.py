@@ -132,3 +132,24 @@ async def test_a_project_has_a_few_under_way_at_once(world: World) -> None:
     assert again.requirements == "tiny0\n"
     with pytest.raises(TooManyResolutions):
         await ask(world, "more\n")
+
+
+async def test_the_newest_that_ended_are_kept_and_all_that_are_under_way(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolutions, "KEPT_MAX", 2)
+    made = {"failed": list[str](), "succeeded": list[str]()}
+    under_way = await ask(world, "waits\n")
+    for n in range(8):
+        one = await ask(world, f"tiny=={n}\n")
+        state = "failed" if n % 2 else "succeeded"
+        made[state].append(one.id)
+        async with world.db.transaction() as tx:
+            if state == "failed":
+                await resolutions.fail(tx, one, code="unresolvable", error="")
+            else:
+                await resolutions.succeed(tx, one, lock=LOCK, python="3.11")
+    last = await ask(world, "last\n")
+    async with world.db.read() as conn:
+        kept = {row["id"] for row in await conn.fetch("select id from compute.resolutions")}
+    assert kept == {under_way.id, last.id, *made["failed"][-2:], *made["succeeded"][-2:]}

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.compute.errors import SkuInUse
 from penstock.compute.model import Limits, Sku
-from penstock.compute.ports import Projects, SkuUsers
+from penstock.compute.ports import Projects, Users
 from penstock.compute.service import validate
 from penstock.compute.store import allocations, catalogue, room
 from penstock.compute.store.room import Free
@@ -70,7 +70,7 @@ async def update_offer(tx: Tx, caller: Caller, name: str, body: SkuUpdate) -> Of
     return await put_offer(tx, caller, name, SkuPut(**values))
 
 
-async def delete_offer(tx: Tx, caller: Caller, name: str, users: SkuUsers) -> None:
+async def delete_offer(tx: Tx, caller: Caller, name: str, users: Users) -> None:
     """Remove a SKU that nothing needs."""
     caller.require("skus.write")
     _operators_only(caller)

@@ -22,6 +22,8 @@ from penstock.wire.rest import ResolutionCreate
 
 #: Under way at once in one project.
 OPEN_MAX: Final = 4
+#: Of one project, that succeeded and that failed. A text whose resolution is forgotten is resolved anew.
+KEPT_MAX: Final = 200
 _RETRY_S: Final = 5
 _FORGOTTEN_S: Final = 24 * 3600.0
 _BATCH: Final = 200
@@ -58,6 +60,7 @@ async def request(tx: Tx, caller: Caller, wanted: Wanted, *, upgrade: bool) -> R
         raise TooManyResolutions(
             f"the project has {OPEN_MAX} resolutions under way, which is the max; try again", retry_after_s=_RETRY_S
         )
+    await resolutions.keep_newest(tx, caller.project_id, limit=KEPT_MAX)
     made = await resolutions.insert(
         tx,
         new_id("rsl"),

@@ -1,6 +1,7 @@
 """Environments of a project: a base image with the packages of a lock, under a name.
 
-A name may be changed or deleted; allocations hold on to the digest, and so to the lock that they were made with.
+A name may be changed; allocations hold on to the digest, and so to the lock that they were made with. It is deleted
+only while nothing refers to it, as functions make their workers by the name.
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Final
 
 from penstock.compute.errors import BadLock, RuntimeInUse, RuntimeNamedByDigest, TooManyRuntimes, UnknownRuntime
 from penstock.compute.model import Runtime
+from penstock.compute.ports import Users
 from penstock.compute.service import validate
 from penstock.compute.store import runtimes
 from penstock.kit import audit, parsing
@@ -26,6 +28,7 @@ DIGEST_SHOWN: Final = 12
 _DEFAULT_IMAGE: Final = "python:3"
 _UNUSED_S: Final = 24 * 3600.0
 _BATCH: Final = 200
+_USERS_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +84,17 @@ async def page(conn: Reader, caller: Caller, *, after: str, limit: int) -> Seque
     return await runtimes.page(conn, caller.project_id, after=after, limit=limit)
 
 
-async def delete(tx: Tx, caller: Caller, name: str) -> None:
-    """Forget an environment that no living allocation uses."""
+async def delete(tx: Tx, caller: Caller, name: str, users: Users) -> None:
+    """Forget an environment that no living allocation uses and no version of a function names."""
     caller.require("runtimes.write")
     digest = await runtimes.take(tx, caller.project_id, name)
     if digest is None:
         raise missing("runtime", name)
-    if users := await runtimes.users(tx, caller.project_id, digest):
-        raise RuntimeInUse(f"runtime {name} is used by allocations that have not ended, such as {', '.join(users)}")
+    if held := await runtimes.users(tx, caller.project_id, digest):
+        raise RuntimeInUse(f"runtime {name} is used by allocations that have not ended, such as {', '.join(held)}")
+    # A deploy that names it holds the name until it is committed, so it is seen here or finds no such runtime.
+    if named := await users.of_runtime(tx, caller.project_id, name, limit=_USERS_SHOWN):
+        raise RuntimeInUse(f"runtime {name} is named by a current or kept version of {', '.join(named)}")
     await runtimes.delete(tx, caller.project_id, name)
     await audit.record(tx, caller.actor, "runtimes.delete", name, detail={"digest": digest})
 

@@ -137,6 +137,17 @@ async def fail(tx: Tx, resolution_id: str, *, code: str, error: str) -> None:
     )
 
 
+async def keep_newest(tx: Tx, project_id: str, *, limit: int) -> None:
+    """Forget the project's oldest beyond so many that succeeded, and so many that failed."""
+    await tx.execute(
+        "delete from compute.resolutions where id in (select id from (select id, row_number() over (partition by state"
+        " order by created_at desc, id desc) as nth from compute.resolutions where project_id = $1"
+        " and finished_at is not null) as ended where nth > $2)",
+        project_id,
+        limit,
+    )
+
+
 async def sweep(tx: Tx, *, older_than_s: float, limit: int) -> None:
     """Forget what failed, and what a newer one of the same text has replaced."""
     await tx.execute(

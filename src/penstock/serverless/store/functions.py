@@ -62,6 +62,18 @@ async def of_sku(conn: Reader, sku: str, *, limit: int) -> list[tuple[str, str]]
     return [(row["project_id"], row["name"]) for row in rows]
 
 
+async def of_runtime(conn: Reader, project_id: str, runtime: str, *, limit: int) -> list[str]:
+    """Functions of the project with a version, current or kept, that names the runtime."""
+    rows = await conn.fetch(
+        "select name from serverless.functions f where project_id = $1 and not deleted and exists (select from"
+        " serverless.versions v where v.function_id = f.id and v.definition ->> 'runtime' = $2) order by name limit $3",
+        project_id,
+        runtime,
+        limit,
+    )
+    return [row["name"] for row in rows]
+
+
 async def find(conn: Reader, project_id: str, name: str) -> Deployed | None:
     """One function of the project."""
     row = await conn.fetchrow(_ONE, project_id, name)
