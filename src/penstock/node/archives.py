@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import penstock
-from penstock.node.errors import Failed
+from penstock.node.errors import DISK_FULL, Failed
 from penstock.node.unpacker import BAD, FAILED
 from penstock.wire import archives
 from penstock.wire.tasks import BAD_CODE
@@ -103,5 +103,5 @@ def _failed(number: int) -> Failed:
     if number in (errno.EFBIG, errno.ENAMETOOLONG):
         return bad(os.strerror(number))
     full = number in (errno.ENOSPC, errno.EDQUOT)
-    code = "disk_full" if full else "code_not_unpacked"
+    code = DISK_FULL if full else "code_not_unpacked"
     return Failed(code, f"the code cannot be unpacked on this node: {os.strerror(number)}")

@@ -16,8 +16,9 @@ import aiohttp
 
 from penstock.kit import dialling
 from penstock.kit.clock import backoff_s
+from penstock.kit.full import is_full
 from penstock.kit.telemetry import logger
-from penstock.node.errors import Failed
+from penstock.node.errors import DISK_FULL, Failed
 from penstock.node.identity import Identity
 from penstock.wire.tasks import BAD_CODE, Code
 
@@ -94,6 +95,8 @@ class Codes:
                         return await self._fetch_once(code, allocation_id)
                     except (Away, aiohttp.ClientError, OSError) as error:
                         last = str(error) or repr(error)
+                        if is_full(error) and not self._drop_oldest():
+                            raise Failed(DISK_FULL, f"no space for the function's code: {last}") from error
                     await asyncio.sleep(backoff_s(attempt + 1, base_s=0.1, cap_s=2.0))
         raise Failed("code_unavailable", f"the function's code could not be fetched: {last or 'it took too long'}")
 
@@ -114,6 +117,14 @@ class Codes:
             return unfinished.rename(self._folder / code.sha256)
         finally:
             unfinished.unlink(missing_ok=True)
+
+    def _drop_oldest(self) -> bool:
+        """Give up the archive that was not used for the longest time; whether there was one."""
+        kept = [entry for entry in self._folder.iterdir() if not entry.name.startswith(".")]
+        if not kept:
+            return False
+        min(kept, key=lambda entry: entry.stat().st_mtime_ns).unlink()
+        return True
 
     def _make_room(self, code: Code) -> None:
         kept = [(entry, entry.stat()) for entry in self._folder.iterdir() if not entry.name.startswith(".")]

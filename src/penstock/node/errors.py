@@ -1,5 +1,10 @@
 """What can go wrong on a node. The codes travel in task results and tunnel aborts, so they are stable."""
 
+from typing import Final
+
+#: The node's disk has no space.
+DISK_FULL: Final = "disk_full"
+
 
 class NodeError(Exception):
     """Base of all expected failures on a node: a stable code and a sentence."""

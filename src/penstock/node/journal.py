@@ -3,6 +3,9 @@
 It outlives the agent, however that ends. A task is noted before its first effect; its result is kept until the gateway
 has acknowledged it, and for a while after, so that a repeated task gets the same answer and has no second effect. Of
 the host's own crash it may lose the last moments: no unit outlives that either.
+
+Without space on the disk nothing new begins. Facts (how a task ended, what became of a unit) are kept in memory and
+written when there is space again, and stops are done all the same: they are what gives space back.
 """
 
 import asyncio
@@ -12,12 +15,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from penstock.kit.full import FULL
+from penstock.kit.telemetry import logger
+from penstock.node.errors import DISK_FULL, NodeError
 from penstock.wire.link import TaskResult, UnitState
-from penstock.wire.tasks import Serving, SignedTask, TaskBody, WorkerKeys
+from penstock.wire.tasks import UNIT_STOP, Serving, SignedTask, TaskBody, WorkerKeys
+
+_log = logger(__name__)
 
 T = TypeVar("T")
 _KEPT_RESULTS_MAX: Final = 4096
@@ -82,29 +90,92 @@ class Begun:
     result: TaskResult | None = None
 
 
+class Unwritten(NodeError):
+    """The disk took nothing, so what was to be noted first must not begin."""
+
+
 class Journal:
     """One SQLite file, used by one thread."""
 
     def __init__(self, path: Path) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._db = self._thread.submit(_open, path).result()
+        #: Facts that the disk did not take, by what they are of; the thread's own.
+        self._owed: dict[tuple[str, str], Callable[[sqlite3.Connection], Any]] = {}
+        #: Fences of stops among them.
+        self._fences: dict[str, int] = {}
 
-    async def _call(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def transaction() -> T:
+    async def _call(self, work: Callable[[sqlite3.Connection], T], *, of: tuple[str, str] = ("", "")) -> T:
+        """Do this now; Unwritten if the disk does not take it. An owed fact of the same is replaced by it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._write, work, of)
+
+    async def _owe(self, work: Callable[[sqlite3.Connection], object], *, of: tuple[str, str]) -> None:
+        """Note a fact, now or when the disk takes it; facts are written in the order in which they came."""
+
+        def write() -> None:
+            self._owed.pop(of, None)
+            self._owed[of] = work
+            if (error := self._settle()) is not None:
+                FULL.labels("journal").inc()
+                _log.warning("journal_owes", what=of[0], id=of[1], error=error.detail)
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, write)
+
+    def _write(self, work: Callable[[sqlite3.Connection], T], of: tuple[str, str]) -> T:
+        if self._owed:
+            self._settle()
+        done = self._transact(work)
+        self._owed.pop(of, None)
+        return done
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
             with self._db:
                 return work(self._db)
+        except sqlite3.OperationalError as error:
+            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            raise Unwritten(DISK_FULL if full else "disk_failed", f"the node's journal: {error}") from error
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
+    def _settle(self) -> Unwritten | None:
+        """Write what is owed, in its order; why not all of it."""
+        for of, work in list(self._owed.items()):
+            try:
+                self._transact(work)
+            except Unwritten as error:
+                return error
+            del self._owed[of]
+        self._fences.clear()
+        return None
+
+    async def settle(self) -> None:
+        """Write what is owed, as far as the disk takes it."""
+        if self._owed:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._settle)
 
     async def begin(self, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:
         """Note that a task is about to have effects, unless it had them already, is too old or its fence too low."""
-        return await self._call(lambda db: _begin(db, task, signed, expired=expired))
+        if task.fence < self._fences.get(task.allocation_id or "", task.fence):
+            return Begun(Standing.STALE)
+
+        def begin(db: sqlite3.Connection) -> Begun:
+            return _begin(db, task, signed, expired=expired)
+
+        try:
+            return await self._call(begin)
+        except Unwritten:
+            if task.type != UNIT_STOP:
+                raise
+        await self._owe(begin, of=("begin", task.task_id))
+        if task.allocation_id is not None and self._owed:
+            self._fences[task.allocation_id] = task.fence
+        return Begun(Standing.NEW)
 
     async def finish(self, result: TaskResult) -> None:
         """Note how a task ended."""
         content = msgspec.msgpack.encode(result)
-        await self._call(
-            lambda db: db.execute("update tasks set result = ? where task_id = ?", (content, result.task_id))
+        await self._owe(
+            lambda db: db.execute("update tasks set result = ? where task_id = ?", (content, result.task_id)),
+            of=("finish", result.task_id),
         )
 
     async def unfinished(self) -> list[SignedTask]:
@@ -125,16 +196,19 @@ class Journal:
 
     async def acknowledge(self, task_id: str) -> None:
         """The gateway has the result; old acknowledged ones are forgotten."""
-        await self._call(lambda db: _acknowledge(db, task_id))
+        await self._owe(lambda db: _acknowledge(db, task_id), of=("acknowledge", task_id))
 
     async def put_unit(self, record: UnitRecord) -> None:
-        """Write a unit's record."""
-        content = msgspec.json.encode(record)
-        await self._call(lambda db: db.execute("insert or replace into units values (?, ?)", (record.unit_id, content)))
+        """Write a unit's record, before the effect that it tells of."""
+        await self._call(_putting(record), of=("unit", record.unit_id))
+
+    async def note_unit(self, record: UnitRecord) -> None:
+        """Write what became of a unit."""
+        await self._owe(_putting(record), of=("unit", record.unit_id))
 
     async def drop_unit(self, unit_id: str) -> None:
         """Forget a unit that is proved gone."""
-        await self._call(lambda db: db.execute("delete from units where unit_id = ?", (unit_id,)))
+        await self._owe(lambda db: db.execute("delete from units where unit_id = ?", (unit_id,)), of=("unit", unit_id))
 
     async def units(self) -> list[UnitRecord]:
         """All records."""
@@ -142,7 +216,8 @@ class Journal:
         return [msgspec.json.decode(row[0], type=UnitRecord) for row in rows]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; what is owed gets a last chance."""
+        self._thread.submit(self._settle).result()
         self._thread.submit(self._db.close).result()
         self._thread.shutdown()
 
@@ -157,6 +232,11 @@ def _open(path: Path) -> sqlite3.Connection:
     db.execute("pragma secure_delete = on")
     db.executescript(_SCHEMA)
     return db
+
+
+def _putting(record: UnitRecord) -> Callable[[sqlite3.Connection], object]:
+    content = msgspec.json.encode(record)
+    return lambda db: db.execute("insert or replace into units values (?, ?)", (record.unit_id, content))
 
 
 def _begin(db: sqlite3.Connection, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:

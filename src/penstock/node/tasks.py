@@ -18,8 +18,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from prometheus_client import Counter, Histogram
 
+from penstock.kit.full import is_full
 from penstock.kit.telemetry import correlated, logger, span
-from penstock.node.errors import Failed, NodeError, Refused
+from penstock.node.errors import DISK_FULL, Failed, NodeError, Refused
 from penstock.node.journal import Begun, Standing
 from penstock.node.serverclock import ServerClock
 from penstock.node.unit import check_handoff, check_start, check_unit_id
@@ -56,7 +57,7 @@ class Journal(Protocol):
     """What was told to this node and done; `node.journal` keeps it on disk."""
 
     async def begin(self, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:
-        """Note that a task is about to have effects, unless it may not."""
+        """Note that a task is about to have effects, unless it may not; NodeError if it cannot be noted."""
         ...
 
     async def finish(self, result: TaskResult) -> None:
@@ -234,7 +235,11 @@ class Executor:
         """Note the task and say what does it, or answer at once what needs no doing."""
         body = task.body
         expired = self._clock.expired(body.expires_at)
-        begun = await self._journal.begin(body, task.signed, expired=expired)
+        try:
+            begun = await self._journal.begin(body, task.signed, expired=expired)
+        except NodeError as error:
+            self._report(task, _result(body.task_id, body.fence, Outcome.REFUSED, error))
+            return None
         match begun.standing:
             case Standing.UNFINISHED if expired and isinstance(task.params, UnitStart | UnitHandoff):
                 return self._too_late
@@ -287,7 +292,8 @@ class Executor:
             return _result(body.task_id, body.fence, Outcome.FAILED, error)
         except Exception as error:  # noqa: BLE001 - supervises one task: the agent goes on
             _log.exception("task_crashed", type=body.type)
-            return _result(body.task_id, body.fence, Outcome.FAILED, Failed("internal", repr(error)))
+            code = DISK_FULL if is_full(error) else "internal"
+            return _result(body.task_id, body.fence, Outcome.FAILED, Failed(code, repr(error)))
         return TaskResult(
             task_id=body.task_id,
             fence=body.fence,

@@ -13,14 +13,15 @@ from typing import Final
 
 import msgspec
 
+from penstock.kit.full import is_full
 from penstock.kit.telemetry import logger
 from penstock.node import cleanup, launcher, procfs
 from penstock.node.cgroups import Groups
 from penstock.node.control import Control, Ending, Greeting, dial
 from penstock.node.drivers import Driver, Spec
-from penstock.node.errors import Failed, NodeError, NoUnit, Refused, Unlinked
+from penstock.node.errors import DISK_FULL, Failed, NodeError, NoUnit, Refused, Unlinked
 from penstock.node.inventory import Inventory
-from penstock.node.journal import Journal
+from penstock.node.journal import Journal, Unwritten
 from penstock.node.logs import Forwarder
 from penstock.node.runtimes import Runtimes
 from penstock.node.sandbox import make_folder
@@ -131,10 +132,10 @@ class Units:
                 await self._launch(unit, spec, who, archive)
         except (OSError, TimeoutError, NodeError) as error:
             await self._undo(unit)
-            if isinstance(error, (Refused, Failed)):
+            if isinstance(error, (Refused, Failed, Unwritten)):
                 raise
             detail = error.detail if isinstance(error, NodeError) else str(error) or "it took too long"
-            raise Failed("sandbox_failed", detail) from error
+            raise Failed(DISK_FULL if is_full(error) else "sandbox_failed", detail) from error
         return UnitStarted(unit_id=spec.unit_id, pid=unit.record.init_pid)
 
     async def _launch(self, unit: Unit, spec: Spec, who: Tenant, archive: Path | None) -> None:
@@ -187,9 +188,10 @@ class Units:
             self._main_ended(unit, greeting.main)
         return greeting
 
-    async def _running(self, unit: Unit, init_pid: int) -> None:
+    async def _running(self, unit: Unit, init_pid: int, *, adopted: bool = False) -> None:
         ended = unit.record.exit_code is not None
-        await self._note(
+        note = self._tell if adopted else self._note
+        await note(
             unit,
             state=UnitState.EXITED if ended else UnitState.RUNNING,
             init_pid=init_pid,
@@ -201,6 +203,11 @@ class Units:
     async def _note(self, unit: Unit, **changes: object) -> None:
         unit.record = msgspec.structs.replace(unit.record, **changes)
         await self._journal.put_unit(unit.record)
+
+    async def _tell(self, unit: Unit, **changes: object) -> None:
+        """Note what became of a unit: no disk without space keeps it from being reported."""
+        unit.record = msgspec.structs.replace(unit.record, **changes)
+        await self._journal.note_unit(unit.record)
 
     async def _undo(self, unit: Unit) -> None:
         await self._remove(unit, unit.record.gpu_uuids)
@@ -247,7 +254,7 @@ class Units:
             check_tenant(unit.record, request.allocation_id)
         if unit.record.unit_id in self._units:
             self._stop_watching(unit)
-            await self._note(unit, state=UnitState.STOPPING)
+            await self._tell(unit, state=UnitState.STOPPING)
             await unit.ask_to_end(min(max(0.0, request.grace_s), _STOP_GRACE_S_MAX))
         return await self._remove(unit, request.gpu_uuids or unit.record.gpu_uuids)
 
@@ -319,7 +326,7 @@ class Units:
         reached = bool(cleanup.processes(record)) and await self._reach(unit)
         if reached:
             init_pid = record.init_pid or cleanup.find_init(record)
-            await self._running(unit, init_pid)
+            await self._running(unit, init_pid, adopted=True)
             self.workers.register(unit.record)
             _log.info("unit_adopted", unit_id=record.unit_id, pid=init_pid)
         elif record.state is UnitState.STARTING:
@@ -353,7 +360,7 @@ class Units:
         unit.hang_up()
         if unit.record.state is not UnitState.EXITED:
             ending = unit.classify(Ending(128 + signal.SIGKILL, signalled=True))
-            await self._note(unit, state=UnitState.EXITED, exit_code=ending.code, exit_class=ending.exit_class)
+            await self._tell(unit, state=UnitState.EXITED, exit_code=ending.code, exit_class=ending.exit_class)
         self.workers.ended(unit.record, unit.doomed)
         self.reap()
         self.changed.set()

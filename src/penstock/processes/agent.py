@@ -162,10 +162,12 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         secrets=secrets,
         crowd=Crowd.kept_in(folder / "crowd.json"),
     )
-    await _run(who, clock, link, units, sidecar)
+    await _run(who, clock, link, units, journal, sidecar)
 
 
-async def _run(who: Identity, clock: ServerClock, link: Link, units: Units, sidecar: SidecarLink | None) -> None:
+async def _run(
+    who: Identity, clock: ServerClock, link: Link, units: Units, journal: Journal, sidecar: SidecarLink | None
+) -> None:
     """Everything that goes on until the agent ends."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
@@ -173,7 +175,7 @@ async def _run(who: Identity, clock: ServerClock, link: Link, units: Units, side
         tasks.create_task(_keep_certificate(who, clock, link))
         if sidecar is not None:
             tasks.create_task(sidecar.run())
-        tasks.create_task(process.every(_REAP_S, lambda: _look_after(units), name="reap"))
+        tasks.create_task(process.every(_REAP_S, lambda: _look_after(units, journal), name="reap"))
 
 
 def own_folder(stack: AsyncExitStack, folder: Path) -> Path:
@@ -335,8 +337,9 @@ def _images(settings: Settings) -> dict[str, str]:
     return {"python:3": tenant, **settings.runtimes}
 
 
-async def _look_after(units: Units) -> None:
+async def _look_after(units: Units, journal: Journal) -> None:
     units.reap()
+    await journal.settle()
 
 
 async def _keep_certificate(who: Identity, clock: ServerClock, link: Link) -> None:
