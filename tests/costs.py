@@ -1,6 +1,5 @@
 """What a parser's input costs: time and memory must grow with the size of the input, not faster."""
 
-import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -58,7 +57,6 @@ def _seconds(
 
 
 def _peak(parse: Callable[[Any], object], given: Any, refusals: tuple[type[Exception], ...]) -> int:
-    gc.collect()
     tracemalloc.start()
     try:
         with suppress(*refusals):

@@ -7,7 +7,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -22,8 +22,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "penstock"
 FUNCTIONS = {"compile", "match", "fullmatch", "search", "split", "sub", "findall", "finditer"}
 ANCHORED = {"match", "fullmatch"}
 SIZES = (1 << 10, 4 << 10, 16 << 10)
-#: Patterns that are put together while the program runs, and from what.
-BUILT = {"sdk/packing.py": "the ignore file of whoever packs, on their own machine"}
 
 
 @dataclass(frozen=True)
@@ -36,66 +34,54 @@ class Found:
     uses: frozenset[str]
 
 
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+@dataclass(frozen=True)
+class Call:
+    """A call of a function of `re`: its first argument if it is a literal, and the name that the result gets."""
+
+    line: int
+    function: str
+    text: Any
+    name: str | None
 
 
-SOURCES = {path.relative_to(SOURCE).as_posix(): _tree(path) for path in sorted(SOURCE.rglob("*.py"))}
+@dataclass(frozen=True)
+class Bound:
+    """A pattern of a field of messages, and how long the field may be."""
+
+    place: str
+    pattern: str
+    length_max: int | None
 
 
-def _uses(name: str, place: str) -> frozenset[str]:
-    """The methods that are called on a pattern of this name: in its module, or anywhere if it is public."""
-    modules = [SOURCES[place]] if name.startswith("_") else list(SOURCES.values())
-    found = {
-        node.attr
-        for module in modules
-        for node in ast.walk(module)
-        if isinstance(node, ast.Attribute)
-        and node.attr in FUNCTIONS
-        and (getattr(node.value, "id", None) == name or getattr(node.value, "attr", None) == name)
-    }
-    return frozenset(found or FUNCTIONS)
+@dataclass
+class Source:
+    """All that matters of a module. Its tree is not kept: it would slow every collection of garbage down."""
+
+    calls: list[Call] = field(default_factory=list)
+    #: (name, method): methods of patterns that are called on this name.
+    uses: set[tuple[str | None, str]] = field(default_factory=set)
+    bounds: list[Bound] = field(default_factory=list)
 
 
-def _assigned(module: ast.Module) -> dict[ast.AST, str]:
-    named = {}
-    for node in ast.walk(module):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            if isinstance(target, ast.Name):
-                named[node.value] = target.id
-    return named
-
-
-def _calls() -> Iterator[tuple[str, ast.Call, str | None]]:
-    for place, module in SOURCES.items():
-        named = _assigned(module)
-        for node in ast.walk(module):
-            called = node.func if isinstance(node, ast.Call) else None
-            if not isinstance(called, ast.Attribute) or called.attr not in FUNCTIONS:
-                continue
-            if getattr(called.value, "id", None) == "re":
-                yield place, node, named.get(node)
-
-
-def _patterns() -> Iterator[Found]:
-    for place, call, name in _calls():
-        pattern = _compiled(place, call, name)
-        if pattern is not None:
-            used = _uses(name, place) if name else frozenset({call.func.attr})  # type: ignore[attr-defined]
-            yield Found(f"{place}:{call.lineno}", pattern.pattern, pattern.flags, used)
-
-
-def _compiled(place: str, call: ast.Call, name: str | None) -> re.Pattern[Any] | None:
-    """The pattern: the module's own if it has a name there, or what the call says."""
-    if name is not None:
-        module = importlib.import_module(
-            "penstock." + place.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        )
-        if isinstance(found := getattr(module, name, None), re.Pattern):
-            return found
-    text = _value(call.args[0])
-    return None if text is None else re.compile(text)
+def _read(place: str, text: str) -> Source:
+    source, named = Source(), {}
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                named[value] = name
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                named[value] = name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=function)) if function in FUNCTIONS:
+                source.calls.append(Call(node.lineno, function, _value(node.args[0]), named.get(node)))
+            case ast.Call(func=ast.Name(id="Meta") | ast.Attribute(attr="Meta")):
+                given = {word.arg: _value(word.value) for word in node.keywords}
+                if "pattern" in given:
+                    source.bounds.append(Bound(f"{place}:{node.lineno}", given["pattern"], given.get("max_length")))
+            case ast.Attribute(value=value, attr=method) if method in FUNCTIONS:
+                source.uses.add((getattr(value, "id", getattr(value, "attr", None)), method))
+            case _:
+                pass
+    return source
 
 
 def _value(node: ast.expr) -> Any:
@@ -103,6 +89,40 @@ def _value(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return None
+
+
+SOURCES = {
+    place.relative_to(SOURCE).as_posix(): _read(place.relative_to(SOURCE).as_posix(), place.read_text())
+    for place in sorted(SOURCE.rglob("*.py"))
+}
+
+
+def _uses(name: str, place: str) -> frozenset[str]:
+    """The methods that are called on a pattern of this name: in its module, or anywhere if it is public. All of its
+    module's where it is used by another name."""
+    sources = [SOURCES[place]] if name.startswith("_") else list(SOURCES.values())
+    found = {method for source in sources for used, method in source.uses if used == name}
+    return frozenset(found or {method for used, method in SOURCES[place].uses if used != "re"} or FUNCTIONS)
+
+
+def _patterns() -> Iterator[Found]:
+    for place, source in SOURCES.items():
+        for call in source.calls:
+            pattern = _compiled(place, call)
+            if pattern is not None:
+                used = _uses(call.name, place) if call.name else frozenset({call.function})
+                yield Found(f"{place}:{call.line}", pattern.pattern, pattern.flags, used)
+
+
+def _compiled(place: str, call: Call) -> re.Pattern[Any] | None:
+    """The pattern: the module's own if it has a name there, or what the call says."""
+    if call.name is not None:
+        module = importlib.import_module(
+            "penstock." + place.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        )
+        if isinstance(found := getattr(module, call.name, None), re.Pattern):
+            return found
+    return None if call.text is None else re.compile(call.text)
 
 
 FOUND = list(_patterns())
@@ -173,9 +193,13 @@ def test_long_input_takes_no_long_time(found: Found) -> None:
     assert_linear(run, lambda size: list(_texts(found, size)), sizes=SIZES, bytes_per_byte_max=None)
 
 
-def test_patterns_that_cannot_be_read_from_the_source_are_known() -> None:
-    unread = {place for place, call, name in _calls() if _compiled(place, call, name) is None}
-    assert unread == set(BUILT)
+def test_every_pattern_can_be_read_from_the_source() -> None:
+    assert not [
+        f"{place}:{call.line}"
+        for place, source in SOURCES.items()
+        for call in source.calls
+        if _compiled(place, call) is None
+    ]
 
 
 def test_a_bound_on_the_length_comes_before_the_pattern() -> None:
@@ -185,28 +209,18 @@ def test_a_bound_on_the_length_comes_before_the_pattern() -> None:
         slow.decode(b'"' + b"a" * 100_000 + b'b"')
 
 
-def _bounds() -> Iterator[tuple[str, str, int | None]]:
-    for place, module in SOURCES.items():
-        for node in ast.walk(module):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Meta":
-                given = {word.arg: word.value for word in node.keywords}
-                if "pattern" in given:
-                    bound = _value(given["max_length"]) if "max_length" in given else None
-                    yield f"{place}:{node.lineno}", _value(given["pattern"]), bound
+BOUNDS = [bound for source in SOURCES.values() for bound in source.bounds]
 
 
-BOUNDS = list(_bounds())
-
-
-@pytest.mark.parametrize(("place", "pattern", "bound"), BOUNDS, ids=[place for place, _, _ in BOUNDS])
-def test_patterns_of_messages_take_no_long_time(place: str, pattern: str, bound: int | None) -> None:
+@pytest.mark.parametrize("bound", BOUNDS, ids=[bound.place for bound in BOUNDS])
+def test_patterns_of_messages_take_no_long_time(bound: Bound) -> None:
     """Up to their bound, or of any length where they have none (or a large one)."""
-    found = Found(place, pattern, 0, frozenset({"search"}))
-    largest = 16 << 10 if bound is None else min(bound, 16 << 10)
+    found = Found(bound.place, bound.pattern, 0, frozenset({"search"}))
+    largest = min(bound.length_max or SIZES[-1], SIZES[-1])
     sizes = [max(1, largest // 16), max(1, largest // 4), max(1, largest)]
 
     def run(texts: list[Any]) -> None:
         for text in texts:
-            re.search(pattern, text)
+            re.search(bound.pattern, text)
 
     assert_linear(run, lambda size: list(_texts(found, size)), sizes=sizes, bytes_per_byte_max=None)

@@ -35,7 +35,8 @@ _CONTENT_TYPE: Final = re.compile(r"[!-~](?:[ -~]{0,254})")
 _CONTENT_TYPE_DEFAULT: Final = "application/json"
 #: Levels of lists and objects. Readers stop at about 1,000, with the message around it and what they are called by.
 DEPTH_MAX: Final = 500
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+#: Up to its end, or to the end of all: no quote is looked at twice.
+_STRING: Final = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+"?')
 _NO_BRACKETS: Final = bytes(each for each in range(256) if each not in b"[]{}")
 _NULL: Final = b"null"
 #: A multiple of four characters, each four of which are three bytes.
