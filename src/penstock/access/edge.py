@@ -27,6 +27,7 @@ from penstock.access.proxy import Exchange, Proxy
 from penstock.access.service import Access
 from penstock.access.sessions import Sessions
 from penstock.access.upstream import PortKey
+from penstock.kit import queries
 from penstock.kit.clients import Networks, client_address
 from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
 from penstock.kit.ids import is_id
@@ -35,6 +36,9 @@ from penstock.kit.telemetry import correlate, correlation_id, logger, span
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 _QUOTED: Final = re.compile(r"b['\"]|\n| when reading")
+_EXECUTE: Final = "/ws/exec/"
+_ALIVE: Final = "/healthz"
+_READY: Final = "/readyz"
 _ONCE: Final = (hdrs.HOST, hdrs.AUTHORIZATION, hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING)
 #: Correlation ids of requests that bring none: 52 random bits of this process, then a count.
 _PROCESS: Final = f"cor_{os.urandom(7).hex()[:13]}"
@@ -98,14 +102,19 @@ class Edge:
             return await other(request)
         if path.startswith("/u/"):
             return await self._unit_port(request, path)
-        if path.startswith("/ws/exec/"):
-            return await self._execute(request, path.removeprefix("/ws/exec/").partition("?")[0])
-        if path == "/healthz":
+        return await self._plain(request, *path.split("?", 1))
+
+    async def _plain(self, request: web.BaseRequest, path: str, query: str = "") -> web.StreamResponse:
+        """Routes without query parameters."""
+        if not path.startswith(_EXECUTE) and path not in (_ALIVE, _READY):
+            raise NotFound("no such route")
+        queries.read(query, ())
+        if path == _ALIVE:
             return web.json_response({"ok": True})
-        if path == "/readyz":
+        if path == _READY:
             ready = await self._ready()
             return web.json_response({"ok": ready}, status=200 if ready else 503)
-        raise NotFound("no such route")
+        return await self._execute(request, path.removeprefix(_EXECUTE))
 
     async def _unit_port(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         place, mark, query = path.partition("?")

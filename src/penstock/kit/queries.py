@@ -17,8 +17,14 @@ def unknown_parameter(name: str) -> Invalid:
 
 def read(query: str, known: Collection[str]) -> dict[str, str]:
     """The parameters of a route outside the api; the last of each counts."""
-    found = dict(parse_qsl(query, keep_blank_values=True, errors="replace"))
-    for name in found:
+    try:
+        query.encode()
+        found = dict(parse_qsl(query, keep_blank_values=True, errors="strict"))
+    except UnicodeError as error:
+        raise Invalid("the query must be valid UTF-8", field="query") from error
+    for name, value in found.items():
         if name not in known:
             raise unknown_parameter(name)
+        if "\0" in value:
+            raise Invalid(f"{name} may not contain NUL", field=name)
     return found

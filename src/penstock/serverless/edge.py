@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote
 import msgspec
 from aiohttp import hdrs, web
 
+from penstock.kit import parsing, queries
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.errors import Invalid, NotFound, Unauthenticated
@@ -147,10 +148,17 @@ class FunctionEdge:
         """`GET …/current`, `GET …/payload`, `GET …/calls/<invocation>`, `PUT …/result` and `…/objects/<key>` with the
         attempt's token."""
         path, _, query = request.raw_path.removeprefix(ATTEMPTS).partition("?")
-        match request.method, *map(unquote, path.split("/")):
-            case _, project_id, invocation_id, "objects", *key:
+        match [*map(unquote, path.split("/"))]:
+            case project_id, invocation_id, "objects", *key:
                 check = partial(self._current, request, project_id, invocation_id)
                 return await self._objects.serve(request, project_id, "/".join(key), query, check)
+            case pieces:
+                queries.read(query, ())
+                return await self._bodies(request, pieces)
+
+    async def _bodies(self, request: web.BaseRequest, pieces: list[str]) -> web.StreamResponse:
+        """Bodies that are too large for messages."""
+        match request.method, *pieces:
             case hdrs.METH_GET, project_id, invocation_id, "current":
                 await self._current(request, project_id, invocation_id)
                 return web.Response(status=204)
@@ -260,8 +268,10 @@ async def _payload(request: web.BaseRequest) -> bytes:
         body += chunk
         if len(body) > PAYLOAD_BYTES_MAX:
             raise Invalid(f"body: max {PAYLOAD_BYTES_MAX} bytes", field="body")
-    if not body:
-        return b"null"
+    return await parsing.parse(len(body), _checked, body or bytearray(b"null"))
+
+
+def _checked(body: bytearray) -> bytes:
     try:
         msgspec.json.decode(body, type=msgspec.Raw)
         body.decode()

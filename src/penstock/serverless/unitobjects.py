@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
-from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import hdrs, web
 
+from penstock.kit import queries
 from penstock.kit.errors import Invalid, NotFound
 from penstock.serverless.errors import TooManyUploads
 from penstock.serverless.ports import ProjectObjects
@@ -27,6 +27,8 @@ UPLOADS_MAX: Final = 8
 _IDLE_S: Final = 30.0
 _PATIENCE_S: Final = 60.0
 _PACE_BYTES_S: Final = 4 << 10
+_LIST_PARAMETERS: Final = ("prefix", "after")
+_PARAMETERS: Final = {hdrs.METH_GET: ("offset", "length", "sha256"), hdrs.METH_PUT: ("only_new",)}
 _encode = msgspec.json.Encoder().encode
 
 Check = Callable[[], Awaitable[Attempt]]
@@ -43,8 +45,8 @@ class UnitObjects:
         self, request: web.BaseRequest, project_id: str, key: str, query: str, check: Check
     ) -> web.StreamResponse:
         """One request; `key` is empty for the list."""
+        asked = queries.read(query, _PARAMETERS.get(request.method, ()) if key else _LIST_PARAMETERS)
         attempt = await check()
-        asked = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
         if not key:
             return await self._list(request, project_id, asked)
         match request.method:

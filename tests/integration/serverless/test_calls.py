@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,10 @@ async def test_an_attempts_token_reaches_the_objects_of_its_project_alone_and_wh
         assert await ask("PUT", f"{own}/invocations/x/result-1", b"forged") == (400, b"permission_denied")
         assert await ask("GET", f"{own}/a.txt?length=-1") == (400, b"invalid_request")
         assert await ask("GET", f"{own}/a.txt?length={5 << 20}") == (400, b"invalid_request")
+        assert await ask("GET", f"{own}?prefix=%00") == (400, b"invalid_request")
+        assert await ask("GET", f"{own}?prefix=%FF") == (400, b"invalid_request")
+        await _refuse_unknown_parameters(ask, own)
+        assert [each["key"] for each in json.loads((await ask("GET", own))[1])["objects"]] == ["a.txt"]
 
         async def ending() -> AsyncIterator[bytes]:
             yield b"half"
@@ -212,6 +216,16 @@ async def test_an_attempts_token_reaches_the_objects_of_its_project_alone_and_wh
         assert await ask("GET", f"{own}/a.txt?length=9") == (400, b"unauthenticated")
     with pytest.raises(NoObject):
         await objects.find(given.projectID, "late.txt")
+
+
+async def _refuse_unknown_parameters(ask: Callable[..., Awaitable[tuple[int, bytes]]], objects: str) -> None:
+    """On every route of attempts. None of them does what it is for."""
+    attempt = objects.removesuffix("/objects")
+    routes = [("GET", "current"), ("GET", "payload"), ("GET", "calls/x"), ("PUT", "result"), ("GET", "objects")]
+    routes += [(method, "objects/a.txt") for method in ("GET", "PUT", "DELETE")]
+    for method, path in routes:
+        assert await ask(method, f"{attempt}/{path}?lenght=1") == (400, b"invalid_request"), path
+    assert await ask("DELETE", f"{objects}/a.txt?offset=1") == (400, b"invalid_request"), "known elsewhere"
 
 
 async def _one(chunk: bytes) -> AsyncIterator[bytes]:

@@ -140,6 +140,25 @@ async def test_health_and_readiness(world: World, http: aiohttp.ClientSession) -
             assert (answer.status, await answer.json()) == (200, {"ok": True})
 
 
+async def test_unknown_query_parameters_are_refused_where_the_query_is_ours(
+    world: World, http: aiohttp.ClientSession
+) -> None:
+    gateway = world.gateways[0].url
+    for path in (
+        "/healthz",
+        "/readyz",
+        f"/ws/exec/{world.allocation_id}",
+        "/attempts/p/i/current",
+        "/attempts/p/i/objects",
+    ):
+        async with http.get(f"{gateway}{path}?follwo=1", headers=world.headers) as answer:
+            body = await answer.json()
+            assert (answer.status, body["error"]["field"]) == (400, "follwo"), path
+            assert "unknown query parameter" in body["error"]["message"]
+    async with world.serving(hello):
+        assert (await http.get(f"{world.base}/?follwo=1", headers=world.headers)).status == 200
+
+
 SMUGGLING = {
     "length and chunked": "Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /x",
     "chunked and length": "Transfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n0\r\n\r\nGET /x",
