@@ -33,6 +33,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 #: Each has an address of its own, so that no provider's events are ever taken for another's.
 PROVIDERS: Final = (local.NAME, "stripe")
+#: An event shows one object of the provider's, with its lists cut.
+_EVENT_BYTES_MAX: Final = 256 << 10
 
 
 @dataclass
@@ -199,7 +201,7 @@ def _webhook(db: Database, provider: Provider | None, name: str) -> Any:
         f"/webhooks/{name}",
         operation_id=f"receive{name.capitalize()}Event",
         operation_class=_Signed,
-        opt={"public": True},
+        opt={"public": True, "body_bytes_max": _EVENT_BYTES_MAX},
         status_code=200,
     )
     async def receive(request: Request[Any, Any, Any]) -> rest.WebhookTaken:

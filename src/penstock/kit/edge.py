@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, cast
@@ -27,7 +28,10 @@ from penstock.kit.telemetry import correlate, span
 from penstock.wire.rest import ErrorBody, ErrorDetail
 
 BODY_BYTES_MAX: Final = 1 << 20
+#: Of those who are not known yet.
+PUBLIC_BODY_BYTES_MAX: Final = 64 << 10
 BODY_TIMEOUT_S: Final = 8.0
+_DISCARD_S: Final = 2.0
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -71,6 +75,14 @@ class Head:
     #: What a body may have on this path, and how long it may take.
     body_bytes_max: int = BODY_BYTES_MAX
     body_timeout_s: float = BODY_TIMEOUT_S
+    #: Whether the body took longer than that.
+    stalled: bool = False
+
+    def limit_body(self, bytes_max: int) -> None:
+        """Take less of a body than elsewhere; Rejected if more is announced."""
+        self.body_bytes_max = bytes_max
+        if self.content_length is not None and int(self.content_length) > bytes_max:
+            raise too_large(bytes_max)
 
 
 def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
@@ -188,8 +200,11 @@ class Edge:
         # The server runs each request in a task of its own, so nothing needs to be undone.
         correlate(correlation)
         refused = self._rejection(scope, head) or bad_target(scope["path"], scope["query_string"])
+        receiver = _Receiver(receive)
         with span("api.request", method=scope["method"], path=scope["path"]):
-            await self._answer(scope, receive, _Sender(send, scope["method"], correlation), refused)
+            await self._answer(scope, receiver, _Sender(send, scope["method"], correlation), refused)
+        if not (receiver.ended or head.stalled) and (head.content_length or head.transfer_encoding):
+            await _discard(receiver)
 
     def _rejection(self, scope: Scope, head: Head) -> Rejected | None:
         if self._uploads is not None and self._uploads.take(scope):
@@ -209,6 +224,30 @@ class Edge:
             headers.append((b"connection", b"close"))
         await sender({"type": "http.response.start", "status": refused.status, "headers": headers})
         await sender({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class _Receiver:
+    """Knows whether the body was read to its end."""
+
+    __slots__ = ("_receive", "ended")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.ended = False
+
+    async def __call__(self) -> Any:
+        message = await self._receive()
+        self.ended = not message.get("more_body", False)
+        return message
+
+
+async def _discard(receive: _Receiver) -> None:
+    """Take some more of a body that was refused: a client that is still sending it would not read the answer."""
+    size = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            while not receive.ended and size <= BODY_BYTES_MAX:
+                size += len((await receive()).get("body", b""))
 
 
 class _Sender:
@@ -257,6 +296,7 @@ class EdgeRequest(Request[Any, Any, Any]):
             async with asyncio.timeout(head.body_timeout_s):
                 body = await read_body(self.receive, bytes_max=head.body_bytes_max)
         except TimeoutError as error:
+            head.stalled = True
             message = f"the body did not arrive within {head.body_timeout_s:g} s"
             raise Rejected(408, "request_timeout", message) from error
         if declared and not body and not self.route_handler.parsed_fn_signature.parameters["data"].has_default:

@@ -2,8 +2,9 @@
 
 Routes get `caller`, `once` and `page` injected by name. Admission is a hook on the whole application that no route can
 replace, and it comes before the body is read: the query's names, who the caller is (the few public routes say
-`opt={"public": True}`), and whether their role allows what the route is for (`opt={"action": "…"}`, which every route
-with a body has; `"denial"` is the error's class where it is a domain's own). Every failure leaves in one envelope.
+`opt={"public": True}` and take small bodies), and whether their role allows what the route is for
+(`opt={"action": "…"}`, which every route with a body has; `"denial"` is the error's class where it is a domain's own).
+Every failure leaves in one envelope.
 """
 
 import warnings
@@ -25,7 +26,7 @@ from litestar.types import ControllerRouterHandler, ExceptionHandlersMap
 
 from penstock.kit import jsonbody
 from penstock.kit.caller import Caller
-from penstock.kit.edge import EdgeRequest, Head, Rejected
+from penstock.kit.edge import PUBLIC_BODY_BYTES_MAX, EdgeRequest, Head, Rejected
 from penstock.kit.errors import Denied, Invalid, Kind, PenstockError, StorageFull, Unavailable, missing
 from penstock.kit.full import FULL, is_full
 from penstock.kit.idempotency import Once
@@ -70,6 +71,7 @@ _KINDS: Final = {
     "pay": "payment",
     "prj": "project",
     "rfd": "refund",
+    "rsl": "resolution",
     "ses": "session",
     "slt": "slot",
     "sva": "service account",
@@ -217,9 +219,10 @@ def _admission(authenticator: Authenticates) -> Hook:
         scope = cast("dict[str, Any]", request.scope)
         if scope["query_string"]:
             _check_query(request, handler.opt[_QUERY])
-        if handler.opt.get("public"):
-            return
         head: Head = scope["edge"]
+        if handler.opt.get("public"):
+            head.limit_body(handler.opt.get("body_bytes_max", PUBLIC_BODY_BYTES_MAX))
+            return
         caller = await authenticator.authenticate(head.authorization, head.project)
         scope["caller"] = caller
         structlog.contextvars.bind_contextvars(project_id=caller.project_id)

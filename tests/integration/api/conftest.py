@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import asyncpg
 import pytest
 
 from conftest import Servers, fresh_database
@@ -21,14 +22,8 @@ from penstock.identity.model import DEFAULT_ORGANISATION
 from penstock.kit import db
 from penstock.secrets import keyring
 
-SKU = {
-    "description": "one",
-    "gpu_model": "*",
-    "gpu_counts": [1, 2],
-    "price_microusd_per_gpu_hour": 1_000_000,
-    "memory_bytes_per_gpu": 1 << 30,
-    "cpus_per_gpu": 1,
-}
+from .operations import BODIES, CANARY, SKU, Operation
+
 PAYMENTS_SECRET = "whsec_the_secret_of_now"
 PAYMENTS_SECRET_BEFORE = "whsec_the_secret_of_before"
 
@@ -227,3 +222,85 @@ async def person(api: Api, project_id: str, role: str) -> Person:
     account = await made(api, "/service-accounts", {"name": f"sa {role}", "role": role}, **there)
     key = await made(api, "/keys", {"name": f"key {role}", "role": role, "service_account_id": account["id"]}, **there)
     return Person(key["secret"], key["key"]["id"], project_id)
+
+
+@pytest.fixture(scope="package")
+async def operations(api: Api) -> list[Operation]:
+    """All routes, by the document of the running server."""
+    async with api.session.get(f"http://127.0.0.1:{api.port}/api/openapi.json") as response:
+        document = await response.json(content_type=None)
+    return [
+        Operation(inner["operationId"], method.upper(), path, inner.get("security") == [], "requestBody" in inner)
+        for path, methods in document["paths"].items()
+        if "servers" not in methods  # the gateway's
+        for method, inner in methods.items()
+    ]
+
+
+@pytest.fixture(scope="package")
+async def objects(api: Api, people: People) -> dict[str, str]:
+    """The ids of things that are in the home project, all with the canary in their name."""
+    home = {"Penstock-Project": people.owner.project_id}
+    account = await made(api, "/service-accounts", {"name": CANARY, "role": "viewer"}, **home)
+    key = await made(api, "/keys", {"name": CANARY, "role": "viewer", "service_account_id": account["id"]}, **home)
+    allocation = await made(
+        api, "/allocations", {"sku": "g1.1", "name": CANARY, "wait_s": 600, "labels": {"l": CANARY}}, **home
+    )
+    secret = await api.call("PUT", "/secrets/g1.1", json={"value": CANARY}, headers=home)
+    assert secret.status == 200, secret.content
+    runtime = await api.call("PUT", "/runtimes/g1.1", json=BODIES["putRuntime"], headers=home)
+    assert runtime.status == 200, runtime.content
+    resolution = await api.call("POST", "/resolutions", json=BODIES["createResolution"], headers=home)
+    assert resolution.status == 202, resolution.content
+    price = await api.call("PUT", "/billing/prices/g1.1", json=BODIES["putPrice"])
+    assert price.status == 200, price.content
+    content = await api.call("PUT", f"/objects/{CANARY}", json={"any": "bytes"}, headers=home)
+    assert content.status == 200, content.content
+    webhook = await made(api, "/webhooks", {"url": f"https://8.8.8.8/{CANARY}"}, **home)
+    delivery = await made(api, f"/webhooks/{webhook['webhook']['id']}/test", {}, **home)
+    budget = await api.call("PUT", "/billing/budgets", json=BODIES["putBudget"], headers=home)
+    assert budget.status == 200, budget.content
+    token = await made(api, "/nodes/enrolment-tokens", {"node_name": CANARY})
+    unit = await made(api, "/gpu-units", BODIES["createGpuUnit"] | {"name": CANARY}, **home)
+    letter = await _invoked(api, people.owner.project_id)
+    return {
+        "unit": unit["data"]["name"],
+        "function": "canary-unit",
+        "invocation_id": f"{CANARY}-1",
+        "letter_id": letter,
+        "project_id": people.owner.project_id,
+        "account_id": account["id"],
+        "principal_id": account["id"],
+        "key_id": key["key"]["id"],
+        "allocation_id": allocation["id"],
+        "webhook_id": webhook["webhook"]["id"],
+        "delivery_id": delivery["id"],
+        "node_id": token["node_id"],
+        "budget_id": budget.json["id"],
+        "resolution_id": resolution.json["id"],
+        "name": "g1.1",
+        "key": CANARY,
+    }
+
+
+async def _invoked(api: Api, project_id: str) -> str:
+    """An invocation of the home project that has ended, and the id of a dead letter."""
+    body = {"serverlessRequestID": "canary-unit", "invocationID": f"{CANARY}-1", "payload": CANARY}
+    answer = await api.call("POST", "/serverless/invocations", json=body, headers={"Penstock-Project": project_id})
+    assert answer.status == 202, answer.content
+    letter = f"dlt_{'1' * 26}"
+    conn = await asyncpg.connect(api.database_url)
+    await conn.execute(
+        "update serverless.invocations set waiting = false, state = 'succeeded', finished_at = clock_timestamp(),"
+        f" result = '\"{CANARY}\"', result_type = 'application/json' where project_id = $1",
+        project_id,
+    )
+    await conn.execute(
+        "insert into serverless.dead_letters (id, project_id, function_name, source, failure_class, error, subject,"
+        " payload) values ($1, $2, 'canary-unit', 'invocation', 'retry_exhausted', $3, '', '')",
+        letter,
+        project_id,
+        CANARY,
+    )
+    await conn.close()
+    return letter

@@ -1,237 +1,17 @@
 """Every route of the contract, for everyone who may not: refused, and another project's object looks absent.
 
 The routes come from the running server's own OpenAPI document, so a route that is added is walked too. One with a body
-needs a sample here, or the walk fails.
+needs a sample in operations.py, or the walk fails.
 """
 
 import asyncio
-import re
-from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import pytest
 from yarl import URL
 
-from .conftest import SKU, Api, People, made
-
-UNKNOWN = "0" * 26
-CANARY = "canary-9e1f"
-#: What a viewer may do. Everything else is refused with 403.
-VIEWER_MAY = {
-    "getAllocation",
-    "getBudget",
-    "getEgress",
-    "getFunction",
-    "getGpuUnit",
-    "getInvocation",
-    "getInvocationResult",
-    "getObject",
-    "getPrice",
-    "getProject",
-    "getQuota",
-    "getRuntime",
-    "getSecret",
-    "getSku",
-    "getUsage",
-    "getWebhook",
-    "listAllocations",
-    "listBudgets",
-    "listEvents",
-    "listFunctionDeadLetters",
-    "listFunctionLogs",
-    "listFunctionVersions",
-    "listFunctionWorkers",
-    "listFunctions",
-    "listGpuUnits",
-    "listInvocations",
-    "listMembers",
-    "listObjects",
-    "listOrganisations",
-    "listPrices",
-    "listProjects",
-    "listRuntimes",
-    "listSecrets",
-    "listSessions",
-    "listSkus",
-    "listWebhookDeliveries",
-    "listWebhooks",
-    "streamEvents",
-    "streamInvocation",
-    "whoami",
-}
-BODIES: dict[str, Any] = {
-    "createAllocation": {"sku": "g1.1"},
-    "createGpuUnit": {
-        "operationID": "o",
-        "name": "canary-unit",
-        "specName": "g1.1",
-        "serverless": {"enabled": True, "requestID": "canary-unit"},
-    },
-    "updateGpuUnit": {
-        "operationID": "u",
-        "name": CANARY,
-        "specName": "g1.1",
-        "serverless": {"enabled": True, "requestID": "canary-unit"},
-    },
-    "createInvocation": {"serverlessRequestID": "canary-unit"},
-    "mapFunction": {"payloads": [1]},
-    "putFunction": {"sku": "g1.1"},
-    "rollbackFunction": {},
-    "createGroupMapping": {"group": "g", "role": "viewer", "project_id": f"prj_{UNKNOWN}"},
-    "createSession": {"token": "a.b.c"},
-    "putBudget": {"period": "daily", "limit_microusd": 5, "action": "warn"},
-    "putIdentityProvider": {"issuer": "https://id.example", "client_id": "c"},
-    "createCorrection": {"transfer_id": "usage/x", "amount_microusd": 1, "memo": "m"},
-    "createEnrolmentToken": {"node_name": "stranger"},
-    "createGrant": {"organisation_id": f"org_{UNKNOWN}", "amount_microusd": 1, "memo": "m"},
-    "createKey": {"name": "k", "role": "viewer"},
-    "createOrganisation": {"name": "o"},
-    "createProject": {"name": "p"},
-    "createServiceAccount": {"name": "s", "role": "viewer"},
-    "createWebhook": {"url": "https://8.8.8.8/hook"},
-    "createUser": {"issuer": "i", "subject": "s", "display_name": "d"},
-    "putBillingTerms": {"credit_limit_microusd": 1},
-    "putEgress": {"rules": ["pypi.org"]},
-    "putMember": {"role": "viewer"},
-    "putObject": {"any": "bytes"},
-    "putPrice": {"price_microusd": 1, "per": 1},
-    "putQuota": {"gpus_max": 1},
-    "createTopup": {"amount_microusd": 1_000_000},
-    "createRefund": {"payment_id": f"pay_{UNKNOWN}", "amount_microusd": 10_000, "reason": "r"},
-    "acceptProviderEvent": {"reason": "r"},
-    "discardProviderEvent": {"reason": "r"},
-    "putRuntime": {"lock": "a==1 --hash=sha256:" + "0" * 64},
-    "putSecret": {"value": "v"},
-    "putSku": SKU,
-    "updateSku": {"description": "one"},
-    "putStock": {"floor": 1},
-    "releaseAllocation": {},
-    "updateAllocation": {"name": "n"},
-    "updateProject": {"name": "n"},
-    "updateWebhook": {"enabled": True},
-    "forceSlotCleanup": {"runtime_verified_absent": True},
-    "quarantineGpu": {"reason": "r"},
-    **{order: {} for order in ("cordonNode", "uncordonNode", "drainNode", "revokeNode", "retireNode")},
-}
-PREFIXES = {
-    "project_id": "prj",
-    "key_id": "key",
-    "account_id": "sva",
-    "principal_id": "usr",
-    "allocation_id": "alc",
-    "node_id": "nod",
-    "slot_id": "slt",
-    "event_id": "evt",
-    "session_id": "ses",
-    "budget_id": "bdg",
-    "mapping_id": "map",
-    "user_id": "usr",
-    "organisation_id": "org",
-    "payment_id": "pay",
-    "refund_id": "rfd",
-    "webhook_id": "whk",
-    "delivery_id": "dlv",
-    "letter_id": "dlt",
-}
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One route."""
-
-    id: str
-    method: str
-    path: str
-    public: bool
-    has_body: bool
-
-    @property
-    def parameters(self) -> list[str]:
-        """The ids in its path."""
-        return re.findall(r"{(\w+)}", self.path)
-
-    def at(self, ids: dict[str, str]) -> str:
-        """Its path below /api/v1 with these ids; what is not among them is unknown to everyone."""
-        given = {name: ids.get(name, f"{PREFIXES.get(name, 'xxx')}_{UNKNOWN}") for name in self.parameters}
-        return self.path.removeprefix("/api/v1").format(**given)
-
-
-@pytest.fixture(scope="package")
-async def operations(api: Api) -> list[Operation]:
-    async with api.session.get(f"http://127.0.0.1:{api.port}/api/openapi.json") as response:
-        document = await response.json(content_type=None)
-    return [
-        Operation(inner["operationId"], method.upper(), path, inner.get("security") == [], "requestBody" in inner)
-        for path, methods in document["paths"].items()
-        for method, inner in methods.items()
-    ]
-
-
-@pytest.fixture(scope="package")
-async def objects(api: Api, people: People) -> dict[str, str]:
-    """The ids of things that are in the home project, all with the canary in their name."""
-    home = {"Penstock-Project": people.owner.project_id}
-    account = await made(api, "/service-accounts", {"name": CANARY, "role": "viewer"}, **home)
-    key = await made(api, "/keys", {"name": CANARY, "role": "viewer", "service_account_id": account["id"]}, **home)
-    allocation = await made(
-        api, "/allocations", {"sku": "g1.1", "name": CANARY, "wait_s": 600, "labels": {"l": CANARY}}, **home
-    )
-    secret = await api.call("PUT", "/secrets/g1.1", json={"value": CANARY}, headers=home)
-    assert secret.status == 200, secret.content
-    runtime = await api.call("PUT", "/runtimes/g1.1", json=BODIES["putRuntime"], headers=home)
-    assert runtime.status == 200, runtime.content
-    price = await api.call("PUT", "/billing/prices/g1.1", json=BODIES["putPrice"])
-    assert price.status == 200, price.content
-    content = await api.call("PUT", f"/objects/{CANARY}", json={"any": "bytes"}, headers=home)
-    assert content.status == 200, content.content
-    webhook = await made(api, "/webhooks", {"url": f"https://8.8.8.8/{CANARY}"}, **home)
-    delivery = await made(api, f"/webhooks/{webhook['webhook']['id']}/test", {}, **home)
-    budget = await api.call("PUT", "/billing/budgets", json=BODIES["putBudget"], headers=home)
-    assert budget.status == 200, budget.content
-    token = await made(api, "/nodes/enrolment-tokens", {"node_name": CANARY})
-    unit = await made(api, "/gpu-units", BODIES["createGpuUnit"] | {"name": CANARY}, **home)
-    letter = await _invoked(api, people.owner.project_id)
-    return {
-        "unit": unit["data"]["name"],
-        "function": "canary-unit",
-        "invocation_id": f"{CANARY}-1",
-        "letter_id": letter,
-        "project_id": people.owner.project_id,
-        "account_id": account["id"],
-        "principal_id": account["id"],
-        "key_id": key["key"]["id"],
-        "allocation_id": allocation["id"],
-        "webhook_id": webhook["webhook"]["id"],
-        "delivery_id": delivery["id"],
-        "node_id": token["node_id"],
-        "budget_id": budget.json["id"],
-        "name": "g1.1",
-        "key": CANARY,
-    }
-
-
-async def _invoked(api: Api, project_id: str) -> str:
-    """An invocation of the home project that has ended, and the id of a dead letter."""
-    body = {"serverlessRequestID": "canary-unit", "invocationID": f"{CANARY}-1", "payload": CANARY}
-    answer = await api.call("POST", "/serverless/invocations", json=body, headers={"Penstock-Project": project_id})
-    assert answer.status == 202, answer.content
-    letter = f"dlt_{'1' * 26}"
-    conn = await asyncpg.connect(api.database_url)
-    await conn.execute(
-        "update serverless.invocations set waiting = false, state = 'succeeded', finished_at = clock_timestamp(),"
-        f" result = '\"{CANARY}\"', result_type = 'application/json' where project_id = $1",
-        project_id,
-    )
-    await conn.execute(
-        "insert into serverless.dead_letters (id, project_id, function_name, source, failure_class, error, subject,"
-        " payload) values ($1, $2, 'canary-unit', 'invocation', 'retry_exhausted', $3, '', '')",
-        letter,
-        project_id,
-        CANARY,
-    )
-    await conn.close()
-    return letter
+from .conftest import Api, People
+from .operations import BODIES, CANARY, UNKNOWN, VIEWER_MAY, Operation
 
 
 async def send(api: Api, operation: Operation, ids: dict[str, str], key: str) -> tuple[int, Any]:
@@ -243,11 +23,12 @@ async def send(api: Api, operation: Operation, ids: dict[str, str], key: str) ->
     answer = await api.call(operation.method, operation.at(ids), key=key, json=BODIES.get(operation.id))
     body = answer.json
     if answer.status >= 400:
-        assert answer.error.pop("correlation_id")
+        error = answer.error
+        assert error.pop("correlation_id")
         # A refusal names what was asked for.
         asked = {*operation.at(ids).split("/")} - {*operation.path.split("/")}
         for name in sorted(asked, key=len, reverse=True):
-            answer.error["message"] = answer.error["message"].replace(name, "?")
+            error["message"] = error["message"].replace(name, "?")
     return answer.status, body
 
 

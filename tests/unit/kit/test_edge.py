@@ -79,3 +79,11 @@ def test_addresses_in_several_lines_are_one_list() -> None:
 @pytest.mark.parametrize("given", [b"x" * 65, b"a b", b"a\n", b"\xc3\xa9", b""])
 def test_strange_correlation_ids_are_not_taken_over(given: bytes) -> None:
     assert edge.read_head([HOST, (b"x-correlation-id", given)]).correlation_id == ""
+
+
+def test_a_public_route_takes_small_bodies_only() -> None:
+    head = edge.read_head([(b"host", b"x"), (b"content-length", b"65537")])
+    with pytest.raises(edge.Rejected) as refused:
+        head.limit_body(64 << 10)
+    assert (refused.value.status, refused.value.message) == (413, "body: max 65536 bytes")
+    edge.read_head([(b"host", b"x"), (b"content-length", b"65536")]).limit_body(64 << 10)

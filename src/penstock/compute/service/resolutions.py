@@ -14,7 +14,7 @@ from penstock.compute.store import resolutions
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import Invalid, NotFound
+from penstock.kit.errors import Invalid, missing
 from penstock.kit.ids import new_id
 from penstock.kit.telemetry import correlation_id
 from penstock.wire import requirements, subjects
@@ -80,7 +80,7 @@ async def get(conn: Reader, caller: Caller, resolution_id: str) -> Resolution:
     caller.require("runtimes.read")
     found = await resolutions.find(conn, caller.project_id, resolution_id)
     if found is None:
-        raise NotFound("no object with this id")
+        raise missing("resolution", resolution_id)
     return found
 
 
