@@ -9,8 +9,8 @@ from typing import Any
 #: Each is four times the one before: linear work takes four times as long, quadratic work sixteen times.
 SIZES = (4 << 10, 16 << 10, 64 << 10)
 _GROWTH_MAX = 9.0
-#: Below it a clock tells nothing; quadratic work on the largest size is far above it.
-_FLOOR_S = 0.02
+#: Below it a clock tells little; quadratic work on the largest size is far above it.
+_FLOOR_S = 0.005
 _RUNS = 5
 _MEMORY_SLACK = 512 << 10
 

@@ -23,6 +23,7 @@ from penstock.kit.errors import Invalid, PenstockError, Unauthenticated, Unavail
 from penstock.kit.stream import Stream, StreamAborted
 from penstock.kit.telemetry import correlation_id, logger
 from penstock.wire.tunnel import CONTROL, STDIN, ExecExit, UnitExec
+from penstock.wire.unreadable import UNREADABLE
 
 MESSAGE_BYTES_MAX: Final = 1 << 20
 COMMAND_BYTES_MAX: Final = 256 << 10
@@ -137,7 +138,7 @@ def read_command(text: str) -> Command:
         return _command_decoder.decode(text)
     except msgspec.ValidationError as error:
         raise jsonbody.invalid(str(error)) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+    except (UnicodeEncodeError, *UNREADABLE) as error:
         raise Invalid(f"the first frame is not JSON: {error}", field="$") from error
 
 
@@ -196,7 +197,7 @@ async def _take_input(socket: web.WebSocketResponse, stream: Stream) -> None:
 def _check_note(text: str) -> None:
     try:
         note = _note_decoder.decode(text[:_NOTE_CHARS_MAX])
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+    except (UnicodeEncodeError, *UNREADABLE) as error:
         raise Invalid(f"not a JSON object with a type: {error}", field="type") from error
     if note.type != "eof":
         raise Invalid('the only type of text frame after the first is "eof"', field="type")

@@ -12,6 +12,7 @@ from penstock.cli.errors import CONFLICT, CliError
 from penstock.cli.output import Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import AuditChain, AuditEntry, ChainedAudit
+from penstock.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.sdk.client import Client
@@ -172,7 +173,7 @@ def _read_export(file: Path) -> dict[str, list[ChainedAudit]]:
                 found.setdefault(line.chain, []).append(line.link)
     except OSError as error:
         raise CliError(f"cannot read {file}: {error.strerror}", field="file") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CliError(f"{file} is not an export: {error}", field="file") from error
     return found
 

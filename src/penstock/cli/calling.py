@@ -192,13 +192,21 @@ def _print_returned(session: Session, client: "Client", invocation_id: str) -> N
     sys.stdout.flush()
 
 
+def _chunk(text: str) -> str:
+    """A text as it is, any other value as JSON."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, str) else text
+
+
 def _print_said(session: Session, said: OutputLine) -> None:
     """Chunks are the result; everything else is beside it."""
     if session.output.format is Format.JSON:
         session.output.json_line(said)
     elif said.kind == "chunk":
-        value: Any = json.loads(said.text)
-        session.output.line(clean(value if isinstance(value, str) else said.text))
+        session.output.line(clean(_chunk(said.text)))
         sys.stdout.flush()
     else:
         notice(f"{said.kind}: {said.text}")

@@ -217,7 +217,10 @@ def _unusable(url: str, reason: str) -> CliError:
 def _decoded(body: bytes) -> dict[str, Any]:
     if len(body) > BYTES_MAX:
         raise ValueError(f"the answer is larger than {BYTES_MAX} bytes")
-    found = json.loads(body)
+    try:
+        found = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("the answer is nested too deeply") from error
     if not isinstance(found, dict):
         raise ValueError("the answer is not a JSON object")  # noqa: TRY004 (what the server sent, not our types)
     return cast("dict[str, Any]", found)

@@ -18,6 +18,7 @@ from penstock.wire.link import (
     SecretsAsk,
     TaskResult,
 )
+from penstock.wire.unreadable import UNREADABLE
 
 UNITS_MAX: Final = 4096
 LOG_LINES_MAX: Final = 4096
@@ -27,7 +28,7 @@ _INT64_MAX: Final = (1 << 63) - 1
 _POWER_W_MAX: Final = 1e6
 _WORD: Final = re.compile(r"[A-Za-z0-9._:/-]{1,127}")
 _VERSION: Final = re.compile(r"[^\x00-\x1f\x7f]{0,127}")
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError, ValueError)
+_DECODE_ERRORS: Final = (*UNREADABLE, OverflowError, ValueError)
 
 
 class Malformed(Exception):

@@ -40,6 +40,7 @@ from penstock.wire.tasks import (
     TaskBody,
     UnitStarted,
 )
+from penstock.wire.unreadable import UNREADABLE
 
 BODY_BYTES_MAX: Final = 192 << 10
 #: So many tasks in one frame at most: with the limit above they fit into it.
@@ -176,7 +177,7 @@ def _answer_problem(task_type: str, answer: msgspec.Raw) -> str:
     expected = PARAMS.get(task_type)
     try:
         decoded = msgspec.msgpack.decode(answer, type=expected[1]) if expected else None
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+    except (OverflowError, *UNREADABLE) as error:
         return str(error)[:_DETAIL_MAX]
     return (inventory.problem(decoded) or "") if isinstance(decoded, Inventory) else ""
 

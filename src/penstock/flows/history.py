@@ -15,6 +15,7 @@ from penstock.flows.sagas import Sagas
 from penstock.kit.bus import Bus
 from penstock.wire import subjects
 from penstock.wire.rest import SagaStep
+from penstock.wire.unreadable import UNREADABLE
 
 RUNS_MAX: Final = 10
 STEPS_MAX: Final = 2000
@@ -73,6 +74,6 @@ def _marker(event: HistoryEvent) -> str:
         for payload in payloads.payloads:
             try:
                 return msgspec.json.decode(payload.data, type=_LocalActivity).activity_type
-            except msgspec.MsgspecError:
+            except UNREADABLE:
                 continue
     return ""

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from penstock.wire.unreadable import UNREADABLE
+
 TIMEOUT_S: Final = 5.0
 BYTES_MAX: Final = 256 << 10
 
@@ -44,7 +46,7 @@ async def fetch_json(url: str) -> Mapping[str, Any]:
         return msgspec.json.decode(await _read(url), type=dict[str, Any])
     except (aiohttp.ClientError, TimeoutError) as error:
         raise OSError(f"cannot fetch {url}: {error or type(error).__name__}") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"{url} did not answer a JSON object") from error
 
 

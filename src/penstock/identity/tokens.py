@@ -18,6 +18,7 @@ from joserfc.jwk import Key
 from penstock.identity.errors import TokenExpired
 from penstock.identity.model import Claims, Provider
 from penstock.kit.errors import Unauthenticated
+from penstock.wire.unreadable import UNREADABLE
 
 TOKEN_BYTES_MAX: Final = 16_384
 LEEWAY_S: Final = 60.0
@@ -79,7 +80,7 @@ def _object(part: str) -> dict[str, Any]:
     try:
         raw = base64.b64decode(part.encode("ascii") + b"=" * (-len(part) % 4), altchars=b"-_", validate=True)
         return msgspec.json.decode(raw, type=dict[str, Any])
-    except (ValueError, binascii.Error, msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, binascii.Error, *UNREADABLE) as error:
         raise Unauthenticated("the token is not valid") from error
 
 
@@ -91,7 +92,7 @@ def verify(token: str, key: Key, provider: Provider, *, now: float) -> Claims:
             warnings.simplefilter("ignore")
             signed = jws.deserialize_compact(token, key, registry=_REGISTRY)
         raw = msgspec.json.decode(signed.payload, type=dict[str, Any])
-    except (JoseError, ValueError, msgspec.DecodeError) as error:
+    except (JoseError, ValueError, *UNREADABLE) as error:
         raise Unauthenticated("the token is not valid") from error
     if "events" in raw:
         # A note about somebody, such as a logout, that does not say so in its header.

@@ -12,6 +12,7 @@ import msgspec
 from penstock.kit import jsontext, parsing
 from penstock.kit.errors import Invalid
 from penstock.kit.text import dollars
+from penstock.wire.unreadable import UNREADABLE
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ _MISSING: Final = "Object missing required field `"
 #: So much of a name or value that we do not know is repeated.
 _QUOTED_MAX: Final = 64
 _TEXT_MAX: Final = 255
-_WRONG_TYPE: Final = re.compile(r"Expected `(.+)`, got `(.+)`")
+_WRONG_TYPE: Final = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _any_json: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
@@ -60,7 +61,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise invalid(str(error)) from error
     except RecursionError as error:
         raise Invalid("body is nested too deeply", field="$") from error
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise _malformed(body, error) from error
 
 
@@ -89,7 +90,7 @@ def _check_text(body: bytes) -> None:
 def _syntax(body: bytes) -> Exception | None:
     try:
         _any_json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         return error
     return None
 

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from penstock.kit.errors import Invalid
+from penstock.wire.unreadable import UNREADABLE
 
 #: What stands before a key says what it is; an account's seed begins with SA, its public key with A.
 _SEED_OF_ACCOUNT: Final = bytes([18 << 3, 0])
@@ -55,7 +56,7 @@ def read(token: bytes) -> dict[str, Any]:
         said = msgspec.json.decode(_unbase64(claims), type=dict[str, Any])
         key = Ed25519PublicKey.from_public_bytes(_decode(str(said["iss"]))[1:])
         key.verify(_unbase64(signature), head + b"." + claims)
-    except (ValueError, KeyError, InvalidSignature, msgspec.DecodeError) as error:
+    except (ValueError, KeyError, InvalidSignature, *UNREADABLE) as error:
         raise Invalid("the token is not one, or is not signed by its issuer") from error
     return said
 

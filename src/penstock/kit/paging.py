@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from penstock.kit.errors import Invalid
+from penstock.wire.unreadable import UNREADABLE
 
 LIMIT_MAX: Final = 200
 LIMIT_DEFAULT: Final = 50
@@ -37,7 +38,7 @@ def decode_cursor(text: str) -> list[str | int]:
             raise ValueError
         raw = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
         parts = msgspec.json.decode(raw[8:], type=list[str | int])
-    except (ValueError, msgspec.DecodeError) as error:
+    except (ValueError, *UNREADABLE) as error:
         raise Invalid("invalid cursor", field="cursor") from error
     if encode_cursor(*parts) != text or not all(map(_storable, parts)):
         raise Invalid("invalid cursor", field="cursor")

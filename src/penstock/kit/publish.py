@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error
 
 from penstock.kit.errors import Invalid, Unavailable
+from penstock.wire.unreadable import UNREADABLE
 
 ACK_TIMEOUT_S: Final = 5.0
 _PENDING_MAX: Final = 4096
@@ -123,7 +124,7 @@ class Publisher:
             return NotStored("no stream takes this subject")
         try:
             ack = self._decode(message.data)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return NotStored("the stream's answer is none")
         if ack.error is None:
             return ack

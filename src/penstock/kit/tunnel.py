@@ -21,6 +21,7 @@ from penstock.kit.websocket import INTERNAL, Receiver, Violation
 from penstock.wire import tunnel as wire
 from penstock.wire.link import Close
 from penstock.wire.tunnel import Abort, Credit, Data, End, Frame, Open, Target
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 
@@ -186,7 +187,7 @@ class Mux:
     def _decode(self, message: bytes) -> None:
         try:
             frames = _decode(message)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise Violation(Close.MALFORMED, f"not a list of frames: {error}") from error
         for frame in frames:
             if isinstance(frame, Open):

@@ -20,6 +20,7 @@ import msgspec
 from penstock.node.errors import Failed, Refused
 from penstock.node.runtimes import Runtime
 from penstock.wire import locks
+from penstock.wire.unreadable import UNREADABLE
 
 _MARKER: Final = "penstock.json"
 #: Whoever asked for an environment needs it within this time, and then has a unit on it.
@@ -64,7 +65,7 @@ class Environments:
         try:
             marker = msgspec.json.decode(path.read_bytes(), type=Marker)
             os.utime(path)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return None
         return marker if marker.interpreter == _interpreter(base) else None
 
@@ -122,7 +123,7 @@ def _look(folder: Path) -> _Built:
     try:
         marker = msgspec.json.decode(path.read_bytes(), type=Marker)
         return _Built(folder, marker.bytes, path.stat().st_mtime)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return _Built(folder, 0, 0.0)
 
 

@@ -27,6 +27,7 @@ from penstock.kit.clock import utc_now
 from penstock.kit.errors import PenstockError, Unauthenticated, Unavailable
 from penstock.node.errors import Unlinked
 from penstock.wire.rest import Enrolled, EnrolRequest, RenewRequest
+from penstock.wire.unreadable import UNREADABLE
 
 GATEWAY_URI: Final = "penstock://gateway"
 _REQUEST_TIMEOUT_S: Final = 15.0
@@ -181,7 +182,7 @@ def load(folder: Path) -> Identity | None:
         return Identity(folder, known, (folder / "node.pem").read_bytes())
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, ValueError) as error:
+    except (ValueError, *UNREADABLE) as error:
         raise Unavailable(f"the node's identity in {folder} is damaged: {error}") from error
 
 

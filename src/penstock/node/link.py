@@ -47,6 +47,7 @@ from penstock.wire.link import (
     Welcome,
 )
 from penstock.wire.tasks import SignedTask
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _CONNECT_S: Final = 10.0
@@ -331,7 +332,7 @@ async def _receive(socket: aiohttp.ClientWebSocketResponse) -> FromGateway:
     if message.type is aiohttp.WSMsgType.BINARY:
         try:
             return _decoder.decode(message.data)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Unlinked("protocol", f"a frame cannot be read: {error}") from error
     if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
         raise _Closed("closed", f"the gateway closed the link with {socket.close_code}: {message.extra or ''}")

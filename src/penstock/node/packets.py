@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.node.errors import Unlinked
 from penstock.wire.sidecar import PACKET_BYTES_MAX
+from penstock.wire.unreadable import UNREADABLE
 
 _DESCRIPTORS_MAX: Final = 1
 _WAITING_MAX: Final = 16384
@@ -118,5 +119,5 @@ class Packets:
             return
         try:
             self._on_packet(data, descriptors[0] if descriptors else None)
-        except (msgspec.DecodeError, Unlinked):
+        except (Unlinked, *UNREADABLE):
             self.close()

@@ -37,6 +37,7 @@ from penstock.wire.tasks import (
     UnitStart,
     UnitStop,
 )
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 #: Tasks at work at once; more wait at the gateway.
@@ -109,14 +110,14 @@ class Verifier:
 def _decode(content: bytes) -> TaskBody:
     try:
         return msgspec.msgpack.decode(content, type=TaskBody)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Refused("malformed", f"the task cannot be read: {error}") from error
 
 
 def _params(body: TaskBody) -> msgspec.Struct:
     try:
         params = msgspec.msgpack.decode(body.params, type=PARAMS[body.type][0])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Refused("malformed", f"the parameters of {body.type} are wrong: {error}") from error
     if isinstance(params, UnitStart):
         check_start(params)
@@ -339,7 +340,7 @@ class _Claim(msgspec.Struct, frozen=True):
 def _claim(signed: SignedTask) -> _Claim:
     try:
         return msgspec.msgpack.decode(signed.body[:_BODY_BYTES_MAX], type=_Claim)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return _Claim()
 
 

@@ -46,6 +46,7 @@ from penstock.node.sidecarlink import SidecarLink
 from penstock.node.tasks import Executor, Verifier
 from penstock.node.tunnel import NodeTunnel
 from penstock.node.units import Units
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -362,7 +363,7 @@ async def _keep_certificate(who: Identity, clock: ServerClock, link: Link) -> No
 async def _renew(who: Identity, session: aiohttp.ClientSession, link: Link) -> None:
     try:
         await who.renew(session)
-    except (OSError, aiohttp.ClientError, TimeoutError, NodeError, PenstockError, msgspec.DecodeError) as error:
+    except (OSError, aiohttp.ClientError, TimeoutError, NodeError, PenstockError, *UNREADABLE) as error:
         hint = "" if identity.usable(who) else "it has expired: start the agent with a recovery token"
         _log.warning("certificate_not_renewed", error=repr(error), hint=hint)
         return

@@ -36,6 +36,7 @@ from penstock.sdk.client import AsyncClient
 from penstock.sdk.errors import ApiError
 from penstock.wire.rest import EnrolmentToken, Node
 from penstock.wire.tasks import SignedTask
+from penstock.wire.unreadable import UNREADABLE
 
 NODES_MAX: Final = 10_000
 _NAME: Final = re.compile(r"sim-\d{4,5}")
@@ -198,7 +199,7 @@ class Fleet:
             for node in due:
                 try:
                     await node.who.renew(session)
-                except (OSError, aiohttp.ClientError, TimeoutError, NodeError, PenstockError, msgspec.DecodeError):
+                except (OSError, aiohttp.ClientError, TimeoutError, NodeError, PenstockError, *UNREADABLE):
                     continue
                 node.link.reconnect()
 

@@ -14,6 +14,7 @@ from penstock.sdk.errors import ApiError, BadAnswer, InvalidArgument, for_status
 from penstock.sdk.protocol import ANSWER_BYTES_MAX, Steps, call
 from penstock.sdk.target import Target
 from penstock.wire.rest import Whoami
+from penstock.wire.unreadable import UNREADABLE
 
 EOF_FRAME: Final = '{"type":"eof"}'
 
@@ -115,7 +116,7 @@ def ending(text: str) -> Exit:
     """How the command ended, by the server's text frame."""
     try:
         frame = msgspec.json.decode(text, type=LastFrame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadAnswer(f"the gateway sent a frame that is not as agreed: {error}") from error
     if isinstance(frame, Refused):
         raise frame.error()

@@ -10,9 +10,11 @@ import msgspec
 
 from penstock.sdk.errors import BadAnswer, SdkError, Unreachable
 from penstock.sdk.protocol import PREFIX, Query, Request, backoff_s, query_string
+from penstock.sdk.sse import Blocks
 from penstock.wire.rest import Invocation, OutputLine
+from penstock.wire.unreadable import UNREADABLE
 
-_BUFFER_BYTES_MAX: Final = 64 << 20
+_EVENT_BYTES_MAX: Final = 64 << 20
 #: Connections that end without bringing any data, in a row.
 _FAILURES_MAX: Final = 8
 _AWAY: Final = frozenset({502, 503, 504})
@@ -27,13 +29,13 @@ class Outputs:
         self._path = path
         self._query = query or {}
         self._place = after
-        self._buffer = bytearray()
+        self._blocks = Blocks(bytes_max=_EVENT_BYTES_MAX)
         self._failures = 0
         self.ended = False
 
     def request(self) -> Request:
         """Open the stream where it broke off."""
-        self._buffer.clear()
+        self._blocks.clear()
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if self._place:
             headers["Last-Event-ID"] = self._place
@@ -42,13 +44,10 @@ class Outputs:
     def feed(self, chunk: bytes) -> Iterator[Said]:
         """The lines that are complete now."""
         self._failures = 0
-        self._buffer += chunk
-        while not self.ended and (end := self._buffer.find(b"\n\n")) >= 0:
-            block = bytes(self._buffer[:end])
-            del self._buffer[: end + 2]
+        for block in self._blocks.feed(chunk):
             yield from self._event(block)
-        if len(self._buffer) > _BUFFER_BYTES_MAX:
-            raise BadAnswer(f"an event is larger than {_BUFFER_BYTES_MAX >> 20} MB")
+            if self.ended:
+                return
 
     def _event(self, block: bytes) -> Iterator[Said]:
         fields: dict[bytes, bytes] = {}
@@ -61,7 +60,7 @@ class Outputs:
         kind = Invocation if self.ended else OutputLine
         try:
             said = msgspec.json.decode(fields[b"data"], type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise BadAnswer(f"an event is not as the API says: {error}") from error
         yield said
         self._place = fields.get(b"id", b"").decode("ascii", "replace") or self._place

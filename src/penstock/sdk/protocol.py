@@ -18,6 +18,7 @@ import msgspec
 from penstock.kit import ids
 from penstock.sdk.errors import ApiError, BadAnswer, InvalidArgument, Unreachable, for_status
 from penstock.wire.rest import ErrorBody, Page
+from penstock.wire.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from penstock.sdk.transfers import Source
@@ -186,14 +187,14 @@ def decode(answer: Answer, answer_type: type[T]) -> T:
         raise BadAnswer(
             f"the answer has an unexpected shape: {error}", status=answer.status, correlation_id=_correlation(answer)
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise _not_json(answer) from error
 
 
 def _failure(answer: Answer) -> ApiError | BadAnswer:
     try:
         detail = msgspec.json.decode(answer.body, type=ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return _not_json(answer)
     return for_status(answer.status)(
         detail.message,

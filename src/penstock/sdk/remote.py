@@ -18,7 +18,7 @@ import msgspec
 from penstock.sdk.blocking import BlockingExecutor
 from penstock.sdk.client import Client
 from penstock.sdk.commands import with_gateway
-from penstock.sdk.errors import Exhausted, NotFound, Unreachable
+from penstock.sdk.errors import BadAnswer, Exhausted, NotFound, Unreachable
 from penstock.sdk.functions import transport, values
 from penstock.sdk.functions.errors import ResultTimeout
 from penstock.sdk.functions.function import in_thread
@@ -30,6 +30,7 @@ from penstock.sdk.remoteobjects import OutsideObjects
 from penstock.sdk.serverless import ENDED, function_name
 from penstock.sdk.target import Target
 from penstock.wire.rest import Invocation
+from penstock.wire.unreadable import UNREADABLE
 
 #: Longer than the gateway waits for an end before it answers that there is none yet.
 _GATEWAY_S: Final = 90.0
@@ -177,7 +178,7 @@ class Outside:
             if isinstance(said, Invocation):
                 yield self.answer(said)
             elif said.kind == "chunk":
-                yield msgspec.json.decode(said.text)
+                yield _value(said.text)
 
     def map(self, function: str, payloads: Iterable[Payload], *, ordered: bool) -> Iterator[Answer]:
         """Batches of invocations, with a bounded number under way."""
@@ -242,7 +243,7 @@ def _ended(answer: Response) -> Answer | None:
 def _read(content_type: str, body: bytes) -> Any:
     """Raw bytes of a result as a value, or as the bytes that they are."""
     if content_type == values.JSON or (content_type == values.PICKLE and body.startswith(b'"')):
-        return msgspec.json.decode(body) if body else None
+        return _value(body) if body else None
     return body.decode("utf-8", "replace") if content_type.startswith("text/") else body
 
 
@@ -268,3 +269,10 @@ def _next(under_way: "deque[Future[Answer]]", *, ordered: bool) -> Answer:
         under_way.remove(first)
         return first.result()
     return under_way.popleft().result()
+
+
+def _value(text: str | bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (UnicodeEncodeError, *UNREADABLE) as error:
+        raise BadAnswer(f"what the function answered is not JSON: {error}") from error

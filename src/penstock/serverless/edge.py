@@ -30,6 +30,7 @@ from penstock.serverless.store.attempts import Attempt
 from penstock.serverless.unitobjects import UnitObjects
 from penstock.wire.rest import InvocationAck
 from penstock.wire.serverless import PAYLOAD_BYTES_MAX, RESULT_BYTES_MAX, STRIPPED_HEADERS, TIMEOUT_S_MAX, Result
+from penstock.wire.unreadable import UNREADABLE
 
 FUNCTIONS: Final = "/f/"
 ATTEMPTS: Final = "/attempts/"
@@ -275,7 +276,7 @@ def _checked(body: bytearray) -> bytes:
     try:
         msgspec.json.decode(body, type=msgspec.Raw)
         body.decode()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Invalid("body must be JSON", field="body") from error
     return bytes(body)
 

@@ -17,7 +17,6 @@ from penstock.kit.bus import Bus
 from penstock.kit.telemetry import logger
 from penstock.node.errors import NodeError
 from penstock.node.sidecar import answers
-from penstock.node.sidecar.errors import UNREADABLE
 from penstock.node.sidecar.framework import Framework
 from penstock.node.sidecar.gateway import Attempts, NotKept
 from penstock.node.sidecar.letters import Letters
@@ -33,6 +32,7 @@ from penstock.wire.serverless import (
     State,
     WorkerDispatchMessage,
 )
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _encode: Final = msgspec.json.Encoder().encode

@@ -1,13 +1,6 @@
 """What can go wrong between the sidecar and a unit's framework. Everything a framework says is a tenant's word."""
 
-from typing import Final
-
-import msgspec
-
 from penstock.node.errors import NodeError
-
-#: Raised by decoders of JSON: no JSON or not as declared, no UTF-8, nested too deeply.
-UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Unready(NodeError):

@@ -13,11 +13,12 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.node.sidecar.errors import UNREADABLE, BrokenAnswer, LostConnection, Refusal, Unready
+from penstock.node.sidecar.errors import BrokenAnswer, LostConnection, Refusal, Unready
 from penstock.node.sidecar.http1 import Connection, Head
 from penstock.node.sidecar.sockets import FrameworkSocket
 from penstock.node.sidecar.spool import Spool
 from penstock.wire.serverless import FRAMES, Frame, FrameworkReply
+from penstock.wire.unreadable import UNREADABLE
 
 T = TypeVar("T")
 Hear: TypeAlias = Callable[[Frame], Awaitable[None]]

@@ -17,8 +17,8 @@ from yarl import URL
 
 from penstock.kit.clock import backoff_s
 from penstock.node.errors import NodeError
-from penstock.node.sidecar.errors import UNREADABLE
 from penstock.wire.serverless import ATTEMPTS_PATH, CALLED_PATH, Reference, WorkerDispatchMessage
+from penstock.wire.unreadable import UNREADABLE
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from penstock.kit.clock import utc_now
-from penstock.node.sidecar.errors import UNREADABLE
 from penstock.wire import subjects
 from penstock.wire.serverless import (
     VERSION,
@@ -19,6 +18,7 @@ from penstock.wire.serverless import (
     WorkerMetricMessage,
 )
 from penstock.wire.tasks import Serving
+from penstock.wire.unreadable import UNREADABLE
 
 _encode: Final = msgspec.json.Encoder().encode
 

@@ -31,6 +31,7 @@ from penstock.wire.unitobjects import (
     ObjectEntry,
     ObjectPage,
 )
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _encode: Final = msgspec.json.Encoder().encode
@@ -256,7 +257,7 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
         return
     try:
         said = _refusal.decode(await answer.content.read(_ERROR_BYTES_MAX)).error
-    except msgspec.DecodeError:
+    except UNREADABLE:
         said = _Said()
     if answer.status in _AWAY:
         raise aiohttp.ClientError(f"status {answer.status}: {said.message}")
@@ -266,5 +267,5 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
 async def _outcome(result: "asyncio.Task[ObjectEntry]") -> ObjectEntry:
     try:
         return await result
-    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, OSError, TimeoutError, *UNREADABLE) as error:
         raise Unanswered("away", f"the object was not stored: {type(error).__name__}") from error

@@ -14,6 +14,7 @@ from penstock.node.errors import Unlinked
 from penstock.node.packets import Packets, address, peer_uid
 from penstock.node.sidecar.worker import Surroundings, Worker
 from penstock.wire.sidecar import UNITS_MAX, AgentPacket, Ended, ExitClass, Has, Keep, Kill, Reaches, Serve
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _decoder: Final = msgspec.msgpack.Decoder(AgentPacket)
@@ -107,7 +108,7 @@ class Roster:
     def _receive(self, data: bytes, descriptor: int | None) -> None:
         try:
             packet = _decoder.decode(data)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             _drop(descriptor)
             raise
         if isinstance(packet, Serve):

@@ -22,6 +22,7 @@ from penstock.embedded.ports import free_port
 from penstock.kit.errors import Conflict, Invalid, Unavailable
 from penstock.kit.ids import new_id
 from penstock.processes.up.folder import AlreadyRunning, DataFolder
+from penstock.wire.unreadable import UNREADABLE
 
 _MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
@@ -140,7 +141,7 @@ def _unpack(file: Path, target: Path) -> Manifest:
         manifest = msgspec.json.decode((target / _MANIFEST).read_bytes(), type=Manifest)
     except FileNotFoundError as error:
         raise Invalid(f"{file} is not there, or is not a backup of Penstock", field="file") from error
-    except (OSError, EOFError, tarfile.TarError, msgspec.DecodeError) as error:
+    except (OSError, EOFError, tarfile.TarError, *UNREADABLE) as error:
         raise Invalid(f"{file} is not a whole backup of Penstock: {error}", field="file") from error
     if manifest.format != _FORMAT:
         raise Invalid(f"{file} has format {manifest.format}; this version reads {_FORMAT}", field="file")

@@ -16,6 +16,7 @@ import msgspec
 from penstock.embedded import secret
 from penstock.kit.errors import Conflict, Invalid
 from penstock.kit.telemetry import logger
+from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _STATE_BYTES_MAX: Final = 1 << 20
@@ -213,7 +214,7 @@ def _read(file: Path, cls: type[T]) -> T | None:
         if file.stat().st_size > _STATE_BYTES_MAX:
             return None
         return msgspec.json.decode(file.read_bytes(), type=cls)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         if not isinstance(error, FileNotFoundError):
             _log.debug("state_unreadable", file=str(file), error=repr(error))
         return None

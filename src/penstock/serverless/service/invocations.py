@@ -24,6 +24,7 @@ from penstock.serverless.store import reads
 from penstock.serverless.waiting import waiting_for
 from penstock.wire.rest import DeadLetter, InvocationRequest
 from penstock.wire.serverless import Mode, State
+from penstock.wire.unreadable import UNREADABLE
 
 RETRIES_MAX: Final = 100
 _ID_CHARS_MAX: Final = 64
@@ -122,7 +123,7 @@ def raw_body(kept: bytes, *, content_type: str, encoding: str) -> bytes:
         if not isinstance(text, str):
             return kept
         return base64.b64decode(text, validate=True) if encoding == "base64" else text.encode()
-    except (msgspec.DecodeError, binascii.Error, UnicodeError):
+    except (binascii.Error, UnicodeError, *UNREADABLE):
         return kept
 
 
