@@ -2,7 +2,7 @@
 
 WORK carries attempts to do, and refuses what it has no room for: whoever is refused keeps it in Postgres. OUT carries
 what came of them until an activator has taken it, so many of each function: a sidecar that is refused tells it again,
-and one function's flood stands before nobody else's messages for longer than that takes (ADR 0039). DEAD keeps dead
+and one function's flood stands before nobody else's messages for longer than that takes (ADR 37). DEAD keeps dead
 letters and drops the oldest. All may vanish at any time; `ensure` makes them again. A worker's consumer is made by an
 activator, before the worker can connect, and by nobody else.
 """
