@@ -8,7 +8,7 @@ greet = penstock.Function.lookup("hello-greet")
 
 
 def one_after_the_other() -> None:
-    call = greet.spawn("Grace")  # Goes on at once; `call.id` is the invocation.
+    call = greet.spawn("Grace")  # Returns at once; `call.id` is the invocation.
     print(call.status(), call.get(timeout=60))
     for result in greet.map(["Ada", "Alan"], return_exceptions=True):
         print(result)
