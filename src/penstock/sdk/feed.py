@@ -57,7 +57,7 @@ class Audit(Resource[X]):
     @listing
     def chains(self) -> Listing[rest.AuditChain]:
         """Every hash chain and where it ends; operators only."""
-        return Listing(path="/audit/chains", answer=Page[rest.AuditChain])
+        return Listing(path="/audit/chains", answer=Page[rest.AuditChain], paged=False)
 
     @listing
     def links(self, chain: str) -> Listing[rest.ChainedAudit]:

@@ -93,7 +93,7 @@ class Fleet(Resource[X]):
     @listing
     def problems(self) -> Listing[rest.Problem]:
         """What does not get on by itself, why, and what to do."""
-        return Listing(path="/fleet/problems", answer=Page[rest.Problem])
+        return Listing(path="/fleet/problems", answer=Page[rest.Problem], paged=False)
 
 
 def _node(node_id: str) -> str:

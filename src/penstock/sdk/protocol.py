@@ -113,15 +113,18 @@ def _encoded(body: msgspec.Struct) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing(Generic[T]):
-    """A list of the API, read page by page as it is consumed; `limit` ends it early."""
+    """A list of the API, read as it is consumed: page by page, or whole if not `paged`; `limit` ends it early."""
 
     path: str
     answer: type[Page[T]]
     query: Query = field(default_factory=dict[str, str | int | Sequence[str] | None])
     limit: int | None = None
+    paged: bool = True
 
     def page(self, cursor: str | None, *, read: int) -> Steps[Page[T]]:
         """The next page, after `read` items."""
+        if not self.paged:
+            return call("GET", self.path, self.answer, query=self.query)
         size = PAGE_ITEMS if self.limit is None else min(PAGE_ITEMS, self.limit - read)
         return call("GET", self.path, self.answer, query={**self.query, "limit": size, "cursor": cursor})
 

@@ -205,6 +205,7 @@ AUDIT = {
     "correlation_id": "cor",
     "detail": {},
 }
+CHAIN = {"chain": "org_default", "position": 3, "hash": "00" * 32, "linked_at": MOMENT, "unlinked": 0}
 EVIDENCE = {"correlation_id": "cor", "audit": [AUDIT], "events": [], "tasks": [], "sagas": [], "missing": []}
 LETTER = {
     "event_id": EVT,
@@ -796,6 +797,7 @@ CASES: list[tuple[str, str, str, Any, Any]] = [
     (f"alloc release {ALC} --reason done", "POST", f"/allocations/{ALC}/release", ACTIVE, {"reason": "done"}),
     ("events --type a.b", "GET", "/events", page([EVENT]), None),
     ("audit list --action allocations.create", "GET", "/audit", page([AUDIT]), None),
+    ("audit chains", "GET", "/audit/chains", page([CHAIN]), None),
     ("dead-letters list", "GET", "/dead-letters", page([LETTER]), None),
     (f"dead-letters requeue {EVT}", "POST", f"/dead-letters/{EVT}/requeue", None, None),
     (f"dead-letters discard {EVT}", "DELETE", f"/dead-letters/{EVT}", None, None),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+import openapi
 from penstock.cli import app as tree
 from penstock.kit.ids import is_id, new_id
 from scripted_api import ScriptedApi, error_answer, json_answer
@@ -44,6 +45,7 @@ def test_a_command_asks_and_prints(
     assert tree.run(tree.app, [*line.split(), "-o", output], cli.environ()) == 0, capfd.readouterr().err
     [seen] = api.seen
     assert (seen.method, seen.path) == (method, f"/api/v1{path}")
+    assert seen.query.keys() <= openapi.query_parameters(seen.method, seen.path)
     assert seen.headers["authorization"] == f"Bearer {KEY}"
     sent = json.loads(seen.body) if seen.body else None
     if (method, path) == ("POST", "/allocations"):
