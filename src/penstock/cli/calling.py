@@ -70,7 +70,7 @@ def invoke(
     stream: Annotated[bool, typer.Option("--stream", help="Print what it says and yields as it comes.")] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait at most.")] = _WAIT_S,
 ) -> None:
-    """Call a function and print its result. An object is taken as keyword arguments where the names fit."""
+    """Call a function and print its result. An object becomes keyword arguments if every name is a parameter."""
     from penstock.sdk.remote import new_invocation_id
 
     body, chosen = _payload(payload), new_invocation_id()
