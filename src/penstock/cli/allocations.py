@@ -239,7 +239,7 @@ def follow(
             return client.allocations.wait(allocation.id, until=until, timeout_s=timeout_s, on_change=moved)
     except WaitTimeout as error:
         see = session.line("alloc", "show", allocation.id)
-        raise CliError(f"{error.message}; see `{see}`", code=error.code, exit_code=TIMEOUT) from None
+        raise CliError(error.message, code=error.code, exit_code=TIMEOUT, next_step=f"see `{see}`") from None
 
 
 def _moved(allocation: Allocation) -> str:

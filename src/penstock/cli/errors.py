@@ -45,14 +45,23 @@ MEANINGS: Final[Mapping[int, str]] = {
 
 
 class CliError(Exception):
-    """A command cannot go on; the message is for the person at the keyboard."""
+    """A command cannot go on; the message is for the person at the keyboard, and `next_step` what helps."""
 
-    def __init__(self, message: str, *, code: str = "usage", field: str | None = None, exit_code: int = USAGE) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "usage",
+        field: str | None = None,
+        exit_code: int = USAGE,
+        next_step: str = "",
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code
         self.field = field
         self.exit_code = exit_code
+        self.next_step = next_step
 
 
 def exit_code(error: "SdkError") -> int:

@@ -66,7 +66,9 @@ class Failure:
 def failure(error: "CliError | SdkError", argv: Sequence[str]) -> Failure:
     """The failure of a command line."""
     if isinstance(error, CliError):
-        return Failure(exit_code=error.exit_code, code=error.code, message=error.message, field=error.field)
+        return Failure(
+            exit_code=error.exit_code, code=error.code, message=error.message, field=error.field, next=error.next_step
+        )
     return Failure(
         exit_code=exit_code(error),
         code=error.code,

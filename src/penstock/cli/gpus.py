@@ -132,4 +132,4 @@ def _slot(client: "Client", node_id: str, gpu: str) -> str:
     for one in known:
         if gpu in (one.uuid, str(one.index)):
             return one.slot_id
-    raise CliError(f"the node has no GPU {gpu}; see `penstock node gpu list {node_id}`", field="gpu")
+    raise CliError(f"the node has no GPU {gpu}", field="gpu", next_step=f"see `penstock node gpu list {node_id}`")

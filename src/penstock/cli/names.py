@@ -138,7 +138,7 @@ def _one(kind: str, text: str, candidates: Iterable[Candidate], listing: str) ->
     matching = [each for each in candidates if each.name == text]
     meant = [each for each in matching if each.living] or matching
     if not meant:
-        raise CliError(f"no {kind} {text}; see `{listing}`", code="not_found", exit_code=NOT_FOUND)
+        raise CliError(f"no {kind} {text}", code="not_found", exit_code=NOT_FOUND, next_step=f"see `{listing}`")
     if len(meant) > 1:
         named = ", ".join(f"{each.id} ({each.note})" if each.note else each.id for each in meant[:_LISTED_MAX])
         more = ", …" if len(meant) > _LISTED_MAX else ""

@@ -122,7 +122,7 @@ def _target(name: str, *, force: bool) -> Iterator[BinaryIO]:
         return
     path = Path(name)
     if path.exists() and not force:
-        raise CliError(f"{name} is there already; --force replaces it", field="file", exit_code=CONFLICT)
+        raise CliError(f"{name} is there already", field="file", exit_code=CONFLICT, next_step="--force replaces it")
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with draft.open("xb") as output:

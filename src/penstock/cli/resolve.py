@@ -148,5 +148,5 @@ def local_instance(flags: Flags, environ: Mapping[str, str]) -> Instance:
     folder = data_folder(flags.data, environ)
     running = instance(folder)
     if running is None:
-        raise CliError(f"no local instance in {folder}; start one with `penstock up`", code="no_instance")
+        raise CliError(f"no local instance in {folder}", code="no_instance", next_step="start one with `penstock up`")
     return running

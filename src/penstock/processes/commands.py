@@ -237,7 +237,7 @@ def _bootstrap(
         url = settings.load(_DatabaseSettings, "db", environ(session)).database_url
         key = asyncio.run(database.administrator(url, reset=reset))
     if key is None:
-        raise CliError("there is an administrator already; --reset makes a new key", exit_code=CONFLICT)
+        raise CliError("there is an administrator already", exit_code=CONFLICT, next_step="--reset makes a new key")
     typer.echo(key)
 
 

@@ -60,6 +60,9 @@ def test_a_name_of_several_lists_them_and_a_name_of_none_says_where_to_look(
     api.on("GET", "/allocations", json_answer(page([])))
     assert run(cli, "alloc", "release", "train") == 4
     assert "no allocation train; see `penstock alloc list --all`" in capfd.readouterr().err
+    assert run(cli, "alloc", "release", "train", "-o", "json") == 4
+    error = json.loads(capfd.readouterr().err)["error"]
+    assert (error["message"], error["next"]) == ("no allocation train", "see `penstock alloc list --all`")
 
 
 def test_nodes_and_projects_have_names(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
