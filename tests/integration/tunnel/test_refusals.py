@@ -57,7 +57,7 @@ async def test_other_projects_allocation_looks_absent(world: World, http: aiohtt
         url = f"{world.gateways[0].url}/u/{allocation_id}/8000/"
         async with http.get(url, headers=world.headers | {"X-Correlation-Id": "same"}) as answer:
             assert answer.status == 404
-            bodies.append(await answer.text())
+            bodies.append((await answer.text()).replace(allocation_id, "?"))
     assert len(set(bodies)) == 1
 
 
