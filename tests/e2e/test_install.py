@@ -131,7 +131,8 @@ def test_the_readme_works_as_printed(stack: Cloud, tmp_path: Path) -> None:
     """Pasted into a shell in the folder that has `.venv`."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     _, rent, run_it, deploy = blocks("sh")
-    for name, text in zip(("rent.py", "hello.py"), blocks("python"), strict=True):
+    (tmp_path / "hello").mkdir()
+    for name, text in zip(("rent.py", "hello/hello.py"), blocks("python"), strict=True):
         (tmp_path / name).write_text(text)
     done = subprocess.run(
         ["sh", "-e", "-c", rent + run_it + deploy],
