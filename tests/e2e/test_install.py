@@ -97,7 +97,7 @@ def test_what_needs_the_servers_says_so(thin: Thin, line: list[str]) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
     assert "needs the servers" in done.stderr
-    assert "pip install 'penstock[server]'" in done.stderr
+    assert "pip install 'penstock-….whl[server,embedded]'" in done.stderr
 
 
 def test_an_unknown_command_is_still_told_from_a_missing_one(thin: Thin) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,3 +52,18 @@ def test_without_a_token_nothing_starts(
     assert run(app, JOIN, {"PENSTOCK_DATA": str(tmp_path)}) == 1
     assert started == []
     assert TOKEN in capsys.readouterr().err
+
+
+def test_an_interrupt_while_the_command_line_is_imported_is_quiet() -> None:
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from penstock.entry import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

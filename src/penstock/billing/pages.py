@@ -16,8 +16,6 @@ from penstock.wire.rest import Funds, Invoice, InvoiceLine, InvoiceMovement, Sta
 #: Goes with the page: even a mistake here could run nothing.
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
 }
 CSV_TITLES: Final = (
     "at",

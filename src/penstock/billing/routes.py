@@ -107,7 +107,7 @@ def _statements(db: Database) -> list[Any]:
         return Stream(
             _csv(first, pieces),
             media_type="text/csv; charset=utf-8",
-            headers={"Content-Disposition": f'attachment; filename="{name}"', "Cache-Control": "no-store"},
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
 
     @get("/transfers/{transfer_id:path}", operation_id="getTransfer")

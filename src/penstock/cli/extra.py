@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Without one of these the extra is not installed.
 _MODULES: Final = ("aiohttp", "asyncpg", "litestar", "temporalio")
-_INSTALL: Final = "pip install 'penstock[server]'"
+_INSTALL: Final = "pip install 'penstock-….whl[server,embedded]' (docs/guides/install.md)"
 
 
 def installed() -> bool:

@@ -10,8 +10,6 @@ Schema = dict[str, Any]
 #: Goes with the page: even a mistake here could run nothing.
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
 }
 _METHODS: Final = ("get", "post", "put", "patch", "delete")
 _CODE: Final = re.compile(r"`([^`]{1,500})`")

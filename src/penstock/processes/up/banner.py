@@ -23,6 +23,7 @@ def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> s
     command, instance = _command(), ready.instance
     places = [
         ("API", instance.api),
+        ("API reference", f"{instance.api}/docs"),
         ("Gateway", instance.gateway),
         *([("NATS for nodes", instance.nats)] if instance.nats else []),
         ("Admin key", instance.key),
