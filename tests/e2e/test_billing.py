@@ -38,7 +38,7 @@ class Renter:
 
     def allocations(self) -> dict[str, Any]:
         """What was rented, by id."""
-        return {found["id"]: found for found in self.json("alloc", "list")["items"]}
+        return {found["id"]: found for found in self.json("alloc", "list", "--all")["items"]}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ is set but empty counts as unset.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from penstock.cli.errors import CliError
 from penstock.cli.local import Instance, data_folder, instance
@@ -24,6 +25,9 @@ class Flags:
     project: str | None = None
     profile: str | None = None
     data: str | None = None
+
+
+_LOCAL: Final = "local instance in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,11 @@ class Resolved:
     config_file: Path | None
     data_folder: Path | None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the address is this machine's own, as its running instance said."""
+        return self.api_url is not None and self.api_url.source.startswith(_LOCAL)
+
 
 def resolve(flags: Flags, environ: Mapping[str, str]) -> Resolved:
     """Look everywhere, in order."""
@@ -54,7 +63,7 @@ def resolve(flags: Flags, environ: Mapping[str, str]) -> Resolved:
     stored = f"profile {name.text}" if name else ""
     folder = _folder(flags, environ)
     running = instance(folder) if folder else None
-    local = f"local instance in {folder}"
+    local = f"{_LOCAL} {folder}"
 
     api_url = _first(
         (flags.api_url, "flag --api-url"),

@@ -121,7 +121,7 @@ class Session:
             "api_url": resolved.api_url.text,
             "key": resolved.key.text,
             "gateway_url": resolved.gateway_url.text if resolved.gateway_url else None,
-            "allow_http": self.allow_http,
+            "allow_http": self.allow_http or resolved.is_local,
             **({} if timeout_s is None else {"timeout_s": timeout_s}),
         }
         return given | {"project": self._project(resolved.project, given)}

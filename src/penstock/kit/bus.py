@@ -62,10 +62,10 @@ class Bus:
         self._followers: list[Follower] = []
 
     async def publish(
-        self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+        self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None, ttl_s: int = 0
     ) -> PubAck:
         """Publish to the stream that takes this subject, and wait until it has the message."""
-        return await (await self._publisher.send(subject, body, msg_id=msg_id, headers=headers))
+        return await (await self._publisher.send(subject, body, msg_id=msg_id, headers=headers, ttl_s=ttl_s))
 
     async def publish_soon(
         self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None

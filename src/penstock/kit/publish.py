@@ -21,6 +21,7 @@ from penstock.wire.unreadable import UNREADABLE
 ACK_TIMEOUT_S: Final = 5.0
 _PENDING_MAX: Final = 4096
 _MSG_ID: Final = "Nats-Msg-Id"
+_TTL: Final = "Nats-TTL"
 _GOOD_ID: Final = re.compile(r"[!-~]{1,255}")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
 _HEADER_START_BYTES: Final = len(b"NATS/1.0\r\n\r\n")
@@ -85,10 +86,13 @@ class Publisher:
         self._count = 0
 
     async def send(
-        self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+        self, subject: str, body: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None, ttl_s: int = 0
     ) -> Acknowledged:
-        """Written to the connection; the future says where it is kept, or raises NotStored."""
+        """Written to the connection; the future says where it is kept, or raises NotStored. A message with `ttl_s`
+        leaves its stream by itself, where that allows it."""
         lines = checked(body, msg_id, headers or {}, self._client.max_payload)
+        if ttl_s:
+            lines[_TTL] = f"{ttl_s}s"
         await self._room.acquire()
         token, future = self._expect()
         try:

@@ -30,7 +30,7 @@ SILENCE_S: Final = 5.0
 _writable = Gauge("penstock_stream_writable", "Whether a stream of NATS stores what is published.", ["stream"])
 _rebuilt = Counter("penstock_stream_rebuilds_total", "Streams made anew because they stored nothing.", ["stream"])
 #: Probes leave by themselves: the stream must allow it (`allow_msg_ttl`).
-_SHORT_LIVED: Final = {"Nats-TTL": "60s"}
+_PROBE_TTL_S: Final = 60
 KIND: Final = "stream_unwritable"
 _REPAIR: Final = "free space on the disk of NATS; the stream is made anew by itself, or restart nats-server"
 
@@ -71,7 +71,7 @@ class StreamGuard:
         if not self._bus.client.is_connected:
             return
         try:
-            await self._bus.publish(subjects.probe(self._name), b"", msg_id=new_id("prb"), headers=_SHORT_LIVED)
+            await self._bus.publish(subjects.probe(self._name), b"", msg_id=new_id("prb"), ttl_s=_PROBE_TTL_S)
         except NotStored as error:
             await self.refused(error)
         else:

@@ -20,6 +20,7 @@ from penstock.serverless.service.ingress import Ingress
 from penstock.serverless.service.proofs import Keys
 from penstock.serverless.service.telling import Teller, invocation_message
 from penstock.serverless.store import claims, invocations
+from penstock.wire import subjects
 
 
 class Announcement:
@@ -27,6 +28,7 @@ class Announcement:
 
     acknowledged = False
     data = b""
+    subject = ""
 
     async def ack(self) -> None:
         self.acknowledged = True
@@ -157,7 +159,7 @@ async def test_announcements_that_could_not_be_looked_up_come_again_as_they_were
     ingress = Ingress(rounds.stage.db, rounds.stage.bus, rounds.dispatcher)
     heard = [Announcement(), Announcement()]
     for each, name in zip(heard, ("known", "other"), strict=True):
-        each.data = announcement(name)
+        each.data, each.subject = announcement(name), subjects.invoke(name)
     find = invocations.function
 
     async def away(conn: Any, project_id: str, name: str) -> Any:

@@ -89,7 +89,7 @@ class Install:
             await self._supervisor.launch(program)
 
     async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
-        async with AsyncClient(instance.api, instance.key) as client:
+        async with AsyncClient(instance.api, instance.key, allow_http=True) as client:
             try:
                 before = await localnode.prepare(client, self._folder)
             except (Unauthenticated, Denied) as error:
