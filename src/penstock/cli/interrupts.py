@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from penstock.cli.output import notice
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+#: Windows has no hang-up.
+SIGNALS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
 
 class Terminated(KeyboardInterrupt):
@@ -42,7 +43,8 @@ def _terminations() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _terminate) for number in _SIGNALS}
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _terminate) for number in heeded}
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import typer
 
 from penstock.cli.calling import print_line
 from penstock.cli.errors import SERVER, CliError
+from penstock.cli.interrupts import SIGNALS
 from penstock.cli.output import notice
 from penstock.cli.progress import Report, progress
 from penstock.cli.session import Session
@@ -126,7 +127,7 @@ def serve(session: Session, file: File) -> None:
 
     source = _read(file)
     seen = stamps(source.root)
-    for ending in (signal.SIGTERM, signal.SIGHUP):
+    for ending in SIGNALS:
         # A closed terminal must not leave functions behind that hold GPUs.
         signal.signal(ending, signal.default_int_handler)
     served: dict[str, bool] = {}

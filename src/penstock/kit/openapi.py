@@ -44,19 +44,25 @@ class _Json(JsonRenderPlugin):
     def __init__(self, elsewhere: Paths) -> None:
         super().__init__(path="/openapi.json")
         self._elsewhere = elsewhere
+        self._made: bytes | None = None
 
     def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
+        """The document, made when it is first asked for."""
         del openapi_schema
-        return msgspec.json.encode(document(request.app, self._elsewhere))
+        if self._made is None:
+            self._made = msgspec.json.encode(document(request.app, self._elsewhere))
+        return self._made
 
 
 def page(elsewhere: Paths) -> HTTPRouteHandler:
-    """`GET /docs`: the document as a page that needs no other host."""
+    """`GET /docs`: the document as a page that needs no other host, made when it is first asked for."""
+    made: list[str] = []
 
     @get("/docs", opt={"public": True}, include_in_schema=False)
     async def show_reference(request: Request[Any, Any, Any]) -> Response[str]:
-        shown = reference.page(document(request.app, elsewhere))
-        return Response(content=shown, media_type=MediaType.HTML, headers=reference.HEADERS)
+        if not made:
+            made.append(reference.page(document(request.app, elsewhere)))
+        return Response(content=made[0], media_type=MediaType.HTML, headers=reference.HEADERS)
 
     return show_reference
 

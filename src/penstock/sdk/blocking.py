@@ -4,7 +4,7 @@ Every exchange ends within its time limit: each wait on the socket has what is l
 verified and redirects never followed. Connections are kept and reused; a connection is used by one thread at a time.
 """
 
-import select
+import selectors
 import socket
 import threading
 import time
@@ -267,7 +267,9 @@ class _Connection:
 
     def readable(self) -> bool:
         """Whether there are bytes, or the connection was closed."""
-        return bool(select.select([self._sock], [], [], 0)[0])
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._sock, selectors.EVENT_READ)
+            return bool(selector.select(0))
 
     def close(self) -> None:
         """Close the socket."""

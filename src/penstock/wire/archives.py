@@ -15,6 +15,7 @@ BYTES_MAX: Final = 64 << 20
 UNPACKED_BYTES_MAX: Final = 512 << 20
 #: Entries of an archive: files, and folders that it names.
 FILES_MAX: Final = 10_000
+MEMBERS_MAX: Final = 64
 DEPTH_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 PATH_BYTES_MAX: Final = 2048
@@ -69,6 +70,7 @@ class Reader:
         self._bytes_max = bytes_max
         self._stream = zlib.decompressobj(_WINDOW)
         self._whole = False
+        self._members = 1
         #: Content and padding of the entry that are still to come.
         self._content = self._filling = 0
         self._block = bytearray()
@@ -87,12 +89,19 @@ class Reader:
         try:
             while piece:
                 if self._stream.eof:
-                    self._stream = zlib.decompressobj(_WINDOW)
+                    self._next_member()
                 self._take(memoryview(self._stream.decompress(piece, _PIECE_BYTES)))
                 self._whole = self._stream.eof
                 piece = self._stream.unused_data if self._whole else self._stream.unconsumed_tail
         except zlib.error as error:
             raise BadArchive(f"it is no whole tar.gz archive: {error}") from None
+
+    def _next_member(self) -> None:
+        """Each costs a copy of what is left of the piece: many of them would cost its square."""
+        self._members += 1
+        if self._members > MEMBERS_MAX:
+            raise BadArchive(f"it has more than {MEMBERS_MAX} gzip members")
+        self._stream = zlib.decompressobj(_WINDOW)
 
     def end(self) -> None:
         """All has come; BadArchive when something is missing."""

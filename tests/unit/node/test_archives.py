@@ -18,6 +18,7 @@ from penstock.node import archives
 from penstock.node.archives import Limits
 from penstock.node.errors import Failed
 from penstock.sdk import packing
+from penstock.wire.archives import MEMBERS_MAX
 
 #: A pax header of 1 MiB: the key of each of its records goes on to the header's end.
 _PAX_BOMB = b"2 " * (1 << 19) + b"=\n"
@@ -293,3 +294,10 @@ def test_several_members_of_gzip_are_one_archive(tmp_path: Path) -> None:
     path.write_bytes(b"".join(gzip.compress(plain[at : at + 700]) for at in range(0, len(plain), 700)))
     _unpack(path)
     assert (tmp_path / "app" / "a").read_bytes() == b"x" * 5000
+
+
+def test_many_members_of_gzip_are_refused(tmp_path: Path) -> None:
+    path = _archive(tmp_path, lambda archive: _add(archive, "a"))
+    path.write_bytes(gzip.compress(b"") * MEMBERS_MAX + path.read_bytes())
+    with pytest.raises(Failed, match=f"more than {MEMBERS_MAX} gzip members"):
+        _unpack(path)

@@ -189,7 +189,7 @@ class Watched:
             ended.cancel()
 
     async def _look(self, child: Child, began: float) -> None:
-        if self.program.alive is not None and await self.program.alive():
+        if await self._answers():
             self._silence.heard()
         silent_s = self._silence.passed(asyncio.get_running_loop().time() - began)
         if silent_s > self.program.silent_max_s:
@@ -202,6 +202,16 @@ class Watched:
             self._move(State.UNRESPONSIVE)
         elif silent_s <= UNRESPONSIVE_S and self._state is State.UNRESPONSIVE:
             self._move(State.READY)
+
+    async def _answers(self) -> bool:
+        """Whether a server without heartbeats answers. A question that fails is an answer that did not come."""
+        if self.program.alive is None:
+            return False
+        try:
+            return await self.program.alive()
+        except Exception as error:  # noqa: BLE001 (the loop that supervises it)
+            _log.warning("question_failed", program=self.program.name, error=repr(error))
+            return False
 
     async def _end_silent(self, child: Child) -> None:
         """Have it say where it stands, then end it, with children that lead groups of their own."""

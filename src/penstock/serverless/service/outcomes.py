@@ -12,6 +12,7 @@ from penstock.serverless.model import Announcement, Draft, Invocation, Mode, Sta
 from penstock.wire import subjects
 from penstock.wire.rest import InvocationAck
 from penstock.wire.serverless import Reference, Result
+from penstock.wire.unreadable import UNREADABLE
 
 _STREAM: Final = "WORK"
 _NULL: Final = msgspec.Raw(b"null")
@@ -122,6 +123,6 @@ def embedded(kept: bytes) -> msgspec.Raw:
     text = kept.decode(errors="replace")
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         return msgspec.Raw(msgspec.json.encode(text))
     return msgspec.Raw(text.encode())
