@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cloud import Cloud
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -147,3 +148,9 @@ def test_the_readme_works_as_printed(stack: Cloud, tmp_path: Path) -> None:
     assert printed[0] == "1"
     assert any("8000" in line for line in printed)
     assert printed[-1] == "hello, Ada"
+    # The cloud is shared: its worker would stay for minutes.
+    stack.ok("fn", "delete", "hello-greet")
+    deadline = time.monotonic() + PATIENCE_S
+    while stack.json("alloc", "list")["items"]:
+        assert time.monotonic() < deadline, "its worker stays"
+        time.sleep(0.2)
