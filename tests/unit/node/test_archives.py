@@ -244,6 +244,8 @@ def test_nothing_is_left_behind_when_nobody_waits(tmp_path: Path, monkeypatch: p
     def running() -> list[Path]:
         return [each for each in Path("/proc").glob("[0-9]*/cmdline") if program.encode() in _content(each)]
 
+    before = _unreaped()
+
     async def give_up() -> None:
         async with asyncio.timeout(0.3):
             await archives.unpack(path, tmp_path / "app", uid=None)
@@ -251,6 +253,13 @@ def test_nothing_is_left_behind_when_nobody_waits(tmp_path: Path, monkeypatch: p
     with pytest.raises(TimeoutError):
         asyncio.run(give_up())
     assert running() == []
+    assert _unreaped() <= before
+
+
+def _unreaped() -> set[str]:
+    """Children of this process that ended and were not waited for: their command lines are empty."""
+    stats = [_content(each).decode(errors="replace") for each in Path("/proc").glob("[0-9]*/stat")]
+    return {stat.split()[0] for stat in stats if stat.rpartition(")")[2].split()[:2] == ["Z", str(os.getpid())]}
 
 
 def _content(path: Path) -> bytes:
