@@ -3,14 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
 from aiohttp import web
 
 from penstock.access.errors import BadResponse, PortRefused, TooLarge, UnitTimeout
 from penstock.kit.errors import Kind, PenstockError
+from penstock.kit.listener import envelope
 from penstock.kit.statuses import STATUS
-from penstock.kit.telemetry import correlation_id
-from penstock.wire.rest import ErrorBody, ErrorDetail
 
 #: A gateway answers for others: these have statuses of their own.
 _STATUS: Final[Mapping[type[PenstockError], int]] = {
@@ -37,24 +35,6 @@ def refusal(error: PenstockError, *, realm: str) -> web.Response:
         headers["Retry-After"] = str(error.retry_after_s or 5)
     status = _STATUS.get(type(error), STATUS[error.kind])
     return envelope(status, error.code, error.detail, field=error.field, headers=headers)
-
-
-def envelope(
-    status: int, code: str, message: str, *, field: str | None = None, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """The one shape of every failure."""
-    detail = ErrorDetail(code=code, message=message, field=field, correlation_id=correlation_id())
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(ErrorBody(error=detail)),
-        content_type="application/json",
-        headers={
-            "X-Correlation-Id": detail.correlation_id,
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            **(headers or {}),
-        },
-    )
 
 
 def close_code(error: PenstockError) -> int:

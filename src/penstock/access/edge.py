@@ -5,21 +5,19 @@ aiohttp's low-level server, without its router: two prefixes need none, and this
 refused leaves in the same envelope as the api's, and what could be read in two ways closes the connection.
 """
 
-import asyncio
 import itertools
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 from aiohttp import HttpVersion11, hdrs, web
-from aiohttp.web_protocol import RequestHandler
 from prometheus_client import Counter
 
 from penstock.access import credentials
-from penstock.access.answers import envelope, refusal
+from penstock.access.answers import refusal
 from penstock.access.errors import OriginRefused, TooLarge
 from penstock.access.execution import Executions
 from penstock.access.headers import Forwarded
@@ -31,14 +29,16 @@ from penstock.kit import queries
 from penstock.kit.clients import Networks, client_address
 from penstock.kit.errors import Invalid, NotFound, PenstockError, Unavailable
 from penstock.kit.ids import is_id
+from penstock.kit.listener import Listener, envelope, listener
 from penstock.kit.telemetry import correlate, correlation_id, logger, span
 
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_QUOTED: Final = re.compile(r"b['\"]|\n| when reading")
 _EXECUTE: Final = "/ws/exec/"
 _ALIVE: Final = "/healthz"
 _READY: Final = "/readyz"
+_IDLE_S: Final = 75.0
+_LINGER_S: Final = 2.0
 _ONCE: Final = (hdrs.HOST, hdrs.AUTHORIZATION, hdrs.CONTENT_LENGTH, hdrs.TRANSFER_ENCODING)
 #: Correlation ids of requests that bring none: 52 random bits of this process, then a count.
 _PROCESS: Final = f"cor_{os.urandom(7).hex()[:13]}"
@@ -225,7 +225,12 @@ def _check(request: web.BaseRequest) -> None:
 
 
 def _refuse(request: web.BaseRequest, error: PenstockError) -> web.Response:
+    """The error's answer. One that has begun already can only be broken off."""
     _answers.labels("refused", error.code).inc()
+    if request.writer.output_size > 0:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError from error
     response = refusal(error, realm=realm(request.raw_path))
     if isinstance(error, Invalid | TooLarge) or not request.content.is_eof():
         # What follows on this connection may be a body that nobody will read, or worse.
@@ -233,48 +238,6 @@ def _refuse(request: web.BaseRequest, error: PenstockError) -> web.Response:
     return response
 
 
-class EdgeServer(web.Server):
-    """aiohttp's server with our answer to requests that cannot be parsed."""
-
-    def __call__(self) -> RequestHandler:
-        """The protocol of one connection."""
-        return _Connection(self, loop=self._loop, **self._kwargs)
-
-
-class _Connection(RequestHandler):
-    """One client's connection."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """Malformed requests and bugs; the connection is closed."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("the response has begun already")
-        if status >= 500:
-            _log.error("request_failed", exc_info=exc)
-            response = envelope(500, "internal", "something went wrong on our side; quote the correlation id")
-        else:
-            response = envelope(status, "invalid_request", _sentence(message))
-        response.force_close()
-        return response
-
-
-def _sentence(message: str | None) -> str:
-    """The parser's words without the bytes that it quotes, which may be a credential."""
-    return f"malformed request: {_QUOTED.split((message or '')[:120], maxsplit=1)[0].rstrip(' :')}"
-
-
-def server(edge: Edge) -> EdgeServer:
-    """The server of the public listener, with its bounds."""
-    options: dict[str, Any] = {
-        "access_log": None,
-        "keepalive_timeout": 75,
-        "max_line_size": 16 << 10,
-        "max_field_size": 16 << 10,
-        "max_headers": 128,
-        "lingering_time": 2.0,
-        "auto_decompress": False,
-    }
-    return EdgeServer(edge.handle, handler_cancellation=True, loop=asyncio.get_running_loop(), **options)
+def server(edge: Edge) -> Listener:
+    """The server of the public listener."""
+    return listener(edge.handle, idle_s=_IDLE_S, linger_s=_LINGER_S, cancels=True)

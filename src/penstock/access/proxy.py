@@ -5,6 +5,7 @@ never looks complete.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 from aiohttp import ClientError, HttpVersion11, SocketTimeoutError, hdrs, web
@@ -14,9 +15,9 @@ from aiohttp.streams import StreamReader
 
 from penstock.access.errors import BadResponse, TooLarge, UnitTimeout, from_abort
 from penstock.access.headers import Forwarded, SimpleHead, request_head, response_head
-from penstock.access.sent import CLOSED, KEPT
 from penstock.access.upstream import Collected, Connection, Connections, Disconnected, PortKey, Progress
 from penstock.kit.errors import PenstockError
+from penstock.kit.sent import CLOSED, KEPT
 from penstock.kit.stream import StreamAborted
 from penstock.kit.streamio import Pump
 from penstock.kit.telemetry import logger
@@ -106,16 +107,24 @@ class Proxy:
 
     async def _upload(self, connection: Connection, request: web.BaseRequest) -> None:
         chunked = hdrs.CONTENT_LENGTH not in request.headers
-        size = 0
-        async for chunk in request.content.iter_any():
-            size += len(chunk)
-            if size > self._upload_bytes_max:
-                connection.close()
-                raise TooLarge(f"body: max {self._upload_bytes_max} bytes", field="body")
-            connection.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
-            await connection.drain()
+        try:
+            async for chunk in self._bounded(request.content):
+                connection.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if chunked else chunk)
+                await connection.drain()
+        except (TooLarge, web.RequestPayloadError):
+            # The unit would wait for the rest.
+            connection.close()
+            raise
         if chunked:
             connection.write(b"0\r\n\r\n")
+
+    async def _bounded(self, content: StreamReader) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in content.iter_any():
+            size += len(chunk)
+            if size > self._upload_bytes_max:
+                raise TooLarge(f"body: max {self._upload_bytes_max} bytes", field="body")
+            yield chunk
 
 
 class _Stale(Exception):

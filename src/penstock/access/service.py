@@ -10,7 +10,7 @@ from penstock.access.ports import Keys, UnitAddress, Units
 from penstock.kit import audit
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
-from penstock.kit.errors import missing
+from penstock.kit.errors import NotFound, brief, missing
 from penstock.kit.ids import is_id
 
 #: On top of what the authenticator keeps (2 s).
@@ -53,7 +53,8 @@ class Access:
 
     async def _find(self, caller: Caller, allocation_id: str) -> UnitAddress:
         if not is_id("alc", allocation_id):
-            raise missing("allocation", allocation_id)
+            needed = "an id (alc_…) is needed here, not a name; `penstock alloc list` shows it"
+            raise NotFound(f"no allocation {brief(allocation_id)}: {needed}")
         async with self._db.read() as conn:
             unit = await self._units.find(conn, project_id=caller.project_id, allocation_id=allocation_id)
         if unit is None:

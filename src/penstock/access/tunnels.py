@@ -18,10 +18,10 @@ from penstock.access import store
 from penstock.access.errors import NodeUnreachable
 from penstock.access.peers import Peers
 from penstock.access.ports import Nodes
-from penstock.access.sent import CLOSED
 from penstock.kit.db import Database
 from penstock.kit.errors import PenstockError, Unavailable
 from penstock.kit.ids import new_id
+from penstock.kit.sent import CLOSED
 from penstock.kit.stream import Stream
 from penstock.kit.streamio import splice
 from penstock.kit.telemetry import logger

@@ -10,9 +10,8 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
@@ -23,7 +22,8 @@ from prometheus_client import Histogram
 
 from penstock.kit import jsonbody
 from penstock.kit.clients import client_address
-from penstock.kit.errors import Invalid
+from penstock.kit.errors import Invalid, Unauthenticated
+from penstock.kit.exchanges import Exchange, Exchanges
 from penstock.kit.telemetry import correlate, span
 from penstock.wire.rest import ErrorBody, ErrorDetail
 
@@ -31,7 +31,6 @@ BODY_BYTES_MAX: Final = 1 << 20
 #: Of those who are not known yet.
 PUBLIC_BODY_BYTES_MAX: Final = 64 << 10
 BODY_TIMEOUT_S: Final = 8.0
-_DISCARD_S: Final = 2.0
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _CORRELATION: Final = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -75,8 +74,6 @@ class Head:
     #: What a body may have on this path, and how long it may take.
     body_bytes_max: int = BODY_BYTES_MAX
     body_timeout_s: float = BODY_TIMEOUT_S
-    #: Whether the body took longer than that.
-    stalled: bool = False
 
     def limit_body(self, bytes_max: int) -> None:
         """Take less of a body than elsewhere; Rejected if more is announced."""
@@ -177,12 +174,14 @@ class Edge:
     def __init__(
         self,
         app: ASGIApp,
+        exchanges: Exchanges,
         *,
         trusted_proxies: Sequence[str] = (),
         uploads: Uploads | None = None,
         large: LargeBodies | None = None,
     ) -> None:
         self._app = app
+        self._exchanges = exchanges
         self._uploads = uploads
         self._large = large
         self._trusted = [ipaddress.ip_network(text, strict=False) for text in trusted_proxies]
@@ -200,11 +199,12 @@ class Edge:
         # The server runs each request in a task of its own, so nothing needs to be undone.
         correlate(correlation)
         refused = self._rejection(scope, head) or bad_target(scope["path"], scope["query_string"])
-        receiver = _Receiver(receive)
-        with span("api.request", method=scope["method"], path=scope["path"]):
-            await self._answer(scope, receiver, _Sender(send, scope["method"], correlation), refused)
-        if not (receiver.ended or head.stalled) and (head.content_length or head.transfer_encoding):
-            await _discard(receiver)
+        with (
+            self._exchanges.begin(lambda: cast("dict[str, Any]", scope).get("caller")) as exchange,
+            span("api.request", method=scope["method"], path=scope["path"]),
+        ):
+            sender = _Sender(send, scope["method"], correlation, exchange)
+            await self._answer(scope, _Receiver(receive, exchange), sender, refused)
 
     def _rejection(self, scope: Scope, head: Head) -> Rejected | None:
         if self._uploads is not None and self._uploads.take(scope):
@@ -215,7 +215,12 @@ class Edge:
 
     async def _answer(self, scope: Scope, receive: Receive, sender: "_Sender", refused: Rejected | None) -> None:
         if refused is None:
-            await self._app(scope, receive, sender)
+            try:
+                await self._app(scope, receive, sender)
+            except Exception:
+                # An answer that was cut in its middle stays incomplete; the server closes the connection.
+                if not sender.cut:
+                    raise
             return
         detail = ErrorDetail(code=refused.code, message=refused.message, correlation_id=sender.correlation)
         body = msgspec.json.encode(ErrorBody(error=detail))
@@ -227,42 +232,42 @@ class Edge:
 
 
 class _Receiver:
-    """Knows whether the body was read to its end."""
+    """The body of a request. Waiting for more of it ends with the caller's credential."""
 
-    __slots__ = ("_receive", "ended")
+    __slots__ = ("_ended", "_exchange", "_receive")
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, exchange: Exchange) -> None:
         self._receive = receive
-        self.ended = False
+        self._exchange = exchange
+        self._ended = False
 
     async def __call__(self) -> Any:
-        message = await self._receive()
-        self.ended = not message.get("more_body", False)
+        message = await (self._receive() if self._ended else self._exchange.wait(self._receive))
+        self._ended = not message.get("more_body", False)
         return message
 
 
-async def _discard(receive: _Receiver) -> None:
-    """Take some more of a body that was refused: a client that is still sending it would not read the answer."""
-    size = 0
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_S):
-            while not receive.ended and size <= BODY_BYTES_MAX:
-                size += len((await receive()).get("body", b""))
-
-
 class _Sender:
-    """Adds what every answer carries, and measures."""
+    """Adds what every answer carries, and measures. A long answer of known length ends with the caller's credential;
+    streams of events end by themselves."""
 
-    __slots__ = ("_method", "_send", "_started", "correlation")
+    __slots__ = ("_exchange", "_method", "_send", "_sized", "_started", "correlation", "cut")
 
-    def __init__(self, send: Send, method: str, correlation: str) -> None:
+    def __init__(self, send: Send, method: str, correlation: str, exchange: Exchange) -> None:
         self._send = send
         self._method = method
+        self._exchange = exchange
         self._started = time.perf_counter()
+        self._sized = False
         self.correlation = correlation
+        self.cut = False
 
     async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.body" and message["more_body"] and self._sized:
+            await self._pass_on(message)
+            return
         if message["type"] == "http.response.start":
+            self._sized = any(name == b"content-length" for name, _ in message["headers"])
             message["headers"] = [
                 *message["headers"],
                 (b"x-correlation-id", self.correlation.encode()),
@@ -271,6 +276,13 @@ class _Sender:
             ]
             _series(self._method, message["status"]).observe(time.perf_counter() - self._started)
         await self._send(message)
+
+    async def _pass_on(self, message: Message) -> None:
+        try:
+            await self._exchange.wait(partial(self._send, message))
+        except Unauthenticated:
+            self.cut = True
+            raise
 
 
 @lru_cache(maxsize=256)
@@ -296,7 +308,6 @@ class EdgeRequest(Request[Any, Any, Any]):
             async with asyncio.timeout(head.body_timeout_s):
                 body = await read_body(self.receive, bytes_max=head.body_bytes_max)
         except TimeoutError as error:
-            head.stalled = True
             message = f"the body did not arrive within {head.body_timeout_s:g} s"
             raise Rejected(408, "request_timeout", message) from error
         if declared and not body and not self.route_handler.parsed_fn_signature.parameters["data"].has_default:

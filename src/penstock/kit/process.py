@@ -109,7 +109,7 @@ def settle_memory() -> None:
 
 
 def allow_many_files() -> None:
-    """For processes that hold a socket of every node: as many files as the host grants."""
+    """For processes that hold many connections: as many files as the host grants."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

@@ -1,4 +1,4 @@
-"""Serves an ASGI application with granian inside the running event loop, until cancelled.
+"""Serves an ASGI application inside the running event loop, until cancelled.
 
 No process is started: what dies with `kill -9` is the whole server. More processes on one port are forked before the
 loop starts (`fork_workers`) and end with the first.
@@ -9,24 +9,26 @@ import ctypes
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP1Settings
-from granian.server.embed import Server
+from aiohttp import web
 
+from penstock.kit import listener
+from penstock.kit.asgi import Bridge
 from penstock.kit.errors import Invalid, Unavailable
 from penstock.kit.heartbeat import Listener, Silence
 from penstock.kit.telemetry import logger
 
-CONCURRENT_MAX: Final = 4096
-_BACKLOG: Final = 1024
+CONNECTIONS_MAX: Final = 4096
 _STOP_GRACE_S: Final = 5.0
-_HEADER_READ_MS: Final = 10_000
-_HEADER_BYTES_MAX: Final = 64 << 10
+#: Longer than the pools of usual clients keep a connection that they do not use.
+_IDLE_S: Final = 30.0
+_LINGER_S: Final = 1.0
 _WATCH_S: Final = 1.0
 #: Sooner than the supervisor's own patience.
 _SILENT_MAX_S: Final = 20.0
@@ -44,31 +46,27 @@ class Listen:
     tls_cert: str = ""
     tls_key: str = ""
 
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context, or Invalid."""
+        return listener.tls_context(self.tls_cert, self.tls_key, field="tls_cert")
+
 
 async def serve(app: Any, listen: Listen, *, stopping: Callable[[], None]) -> None:
     """Serve until cancelled. Then `stopping` ends what would never end by itself, and the rest gets a moment."""
-    server = Server(
-        app,
-        address=listen.host,
-        port=listen.port,
-        interface=Interfaces.ASGINL,
-        http=HTTPModes.http1,
-        websockets=False,
-        backlog=_BACKLOG,
-        backpressure=CONCURRENT_MAX,
-        http1_settings=HTTP1Settings(header_read_timeout=_HEADER_READ_MS, max_buffer_size=_HEADER_BYTES_MAX),
-        log_enabled=False,
-        ssl_cert=Path(listen.tls_cert) if listen.tls_cert else None,
-        ssl_key=Path(listen.tls_key) if listen.tls_key else None,
-    )
-    running = asyncio.create_task(server.serve())
+    server = listener.listener(Bridge(app).handle, idle_s=_IDLE_S, linger_s=_LINGER_S, connections_max=CONNECTIONS_MAX)
+    runner = web.ServerRunner(server, shutdown_timeout=_STOP_GRACE_S)
+    await runner.setup()
+    sockets = await listener.listen(server, listen.host, listen.port, tls=listen.tls, shared=True)
     _log.info("listening", host=listen.host, port=listen.port, tls=bool(listen.tls_cert))
     try:
-        await asyncio.shield(running)
+        await asyncio.Event().wait()
     finally:
         stopping()
-        server.stop()
-        await asyncio.wait([running], timeout=_STOP_GRACE_S)
+        sockets.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_GRACE_S):
+                await runner.cleanup()
 
 
 def check(listen: Listen) -> None:
@@ -78,6 +76,7 @@ def check(listen: Listen) -> None:
     for path in filter(None, (listen.tls_cert, listen.tls_key)):
         if not Path(path).is_file():
             raise Invalid(f"cannot read {path}", field="tls_cert")
+    _ = listen.tls
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

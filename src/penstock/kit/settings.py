@@ -31,6 +31,8 @@ SHARED: Final = frozenset(
         "objects_region",
         "objects_access_key_id",
         "objects_secret_access_key",
+        "object_bytes_max",
+        "project_object_bytes_max",
         "payments_provider",
         "payments_webhook_secret",
         "payments_webhook_secret_previous",

@@ -44,6 +44,7 @@ from penstock.kit import bus, db, feedroutes, http, openapi, process, serving, s
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge, LargeBodies, Uploads
+from penstock.kit.exchanges import CHECK_EVERY_S, Exchanges
 from penstock.kit.feed import Feed
 from penstock.kit.outward import Outward
 from penstock.kit.serving import Listen, Workers
@@ -261,12 +262,16 @@ async def body(stack: AsyncExitStack, settings: Settings, workers: Workers) -> N
     )
     uploads = Uploads(prefix=storage_routes.PREFIX, bytes_max=settings.object_bytes_max)
     large = LargeBodies(path=queries.PAYLOADS, bytes_max=queries.BODY_BYTES_MAX)
-    app = Edge(compose(parts, settings), trusted_proxies=texts(settings.trusted_proxies), uploads=uploads, large=large)
+    exchanges = Exchanges(authenticator.still_valid)
+    proxies = texts(settings.trusted_proxies)
+    app = Edge(compose(parts, settings), exchanges, trusted_proxies=proxies, uploads=uploads, large=large)
     process.settle_memory()
+    process.allow_many_files()
     if workers.first:
         await process.serve_ops(stack, settings.ops_port)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
+        tasks.create_task(process.every(CHECK_EVERY_S, exchanges.recheck, name="exchanges_recheck"))
         tasks.create_task(serving.watch(workers))
         tasks.create_task(serving.serve(app, settings.listen, stopping=lambda: _stop(live, functions.followers)))
 

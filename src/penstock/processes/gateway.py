@@ -46,7 +46,9 @@ from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.door import Door, Rate
 from penstock.kit.errors import Invalid, Unavailable
+from penstock.kit.exchanges import CHECK_EVERY_S, Exchanges
 from penstock.kit.ids import new_id
+from penstock.kit.listener import Listener, listen, tls_context
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
 from penstock.serverless import schemas
@@ -60,7 +62,6 @@ from penstock.serverless.unitobjects import UnitObjects
 from penstock.wire import subjects
 
 _DRAIN_S: Final = 5.0
-_BACKLOG: Final = 1024
 #: Connections of nodes that may begin together, and those that may wait, as seconds of the rate that is held.
 _BURST_S: Final = 0.1
 _WAIT_S: Final = 2.0
@@ -221,6 +222,7 @@ async def _listen_to_people(
     access = Access(database, authenticator, units)
     sessions = Sessions(database, authenticator, units)
     await _watch(nats_bus, access, sessions)
+    exchanges = Exchanges(authenticator.still_valid)
     connections = Connections(tunnels.open, silent_s=settings.idle_s)
     stack.callback(connections.close)
     edge = Edge(
@@ -230,17 +232,34 @@ async def _listen_to_people(
         Executions(access, sessions, tunnels.open),
         config=_edge_config(settings),
         ready=lambda: _answers(database),
-        others=await _functions(stack, settings, database, nats_bus, authenticator),
+        others=await _functions(stack, settings, database, nats_bus, authenticator, exchanges),
     )
-    runner = web.ServerRunner(server(edge), shutdown_timeout=_DRAIN_S)
-    await _start(stack, runner, settings.host, settings.port, _edge_tls(settings))
+    await _open(stack, settings, server(edge))
     tasks.create_task(process.every(RECHECK_S, sessions.recheck, name="sessions_recheck"))
+    tasks.create_task(process.every(CHECK_EVERY_S, exchanges.recheck, name="exchanges_recheck"))
     tasks.create_task(process.every(_SWEEP_S, connections.sweep, name="connections_sweep"))
     tasks.create_task(process.every(TOUCH_EVERY_S, authenticator.touch, name="touch_keys"))
 
 
+async def _open(stack: AsyncExitStack, settings: Settings, public: Listener) -> None:
+    runner = web.ServerRunner(public, shutdown_timeout=_DRAIN_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    tls = tls_context(settings.tls_cert, settings.tls_key, field="gateway.tls_cert")
+    try:
+        sockets = await listen(public, settings.host, settings.port, tls=tls)
+    except OSError as error:
+        raise _cannot_listen(settings.host, settings.port, error) from error
+    stack.callback(sockets.close)
+
+
 async def _functions(
-    stack: AsyncExitStack, settings: Settings, database: Database, nats_bus: Bus, authenticator: Authenticator
+    stack: AsyncExitStack,
+    settings: Settings,
+    database: Database,
+    nats_bus: Bus,
+    authenticator: Authenticator,
+    exchanges: Exchanges,
 ) -> Mapping[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
     """The ingress of functions, by prefix."""
     objects = ObjectBytes(open_objects(database, settings))
@@ -258,7 +277,7 @@ async def _functions(
     stack.callback(followers.close)
     # Apart from payloads and results, so that uploads of handlers do not take their places.
     handlers = UnitObjects(HandlersObjects(open_objects(database, settings)))
-    edge = FunctionEdge(database, authenticator, invoker, objects, followers, handlers)
+    edge = FunctionEdge(database, authenticator, invoker, objects, followers, handlers, exchanges)
     return {FUNCTIONS: edge.call, ATTEMPTS: edge.attempt}
 
 
@@ -287,31 +306,8 @@ async def _answers(database: Database) -> bool:
         return False
 
 
-async def _start(
-    stack: AsyncExitStack, runner: web.BaseRunner, host: str, port: int, tls: ssl.SSLContext | None
-) -> None:
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    try:
-        await web.TCPSite(runner, host, port, ssl_context=tls, backlog=_BACKLOG).start()
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from error
-
-
 def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
     return Unavailable(f"cannot listen on {host}:{port}: {error.strerror}")
-
-
-def _edge_tls(settings: Settings) -> ssl.SSLContext | None:
-    if not settings.tls_cert:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise Invalid(f"gateway.tls_cert cannot be used: {error}", field="gateway.tls_cert") from error
-    return context
 
 
 def _edge_config(settings: Settings) -> EdgeConfig:

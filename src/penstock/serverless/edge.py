@@ -6,6 +6,7 @@ and the invocation's id stands in a header in any case.
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 from urllib.parse import parse_qs, unquote
@@ -17,10 +18,11 @@ from penstock.kit import parsing, queries
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.errors import Invalid, NotFound, Unauthenticated
+from penstock.kit.exchanges import Exchange, Exchanges
 from penstock.kit.telemetry import correlation_id
 from penstock.serverless.errors import NoFunction
 from penstock.serverless.following import Followers
-from penstock.serverless.model import Mode, State
+from penstock.serverless.model import Function, Mode, State
 from penstock.serverless.ports import Bytes
 from penstock.serverless.service.drafting import Asked, function_name
 from penstock.serverless.service.invocations import raw_body
@@ -60,11 +62,29 @@ class Keys(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One call by HTTP: who calls which function, with what below its name."""
+
+    caller: Caller
+    function: Function
+    path: str
+    query: str
+    exchange: Exchange
+
+
 class FunctionEdge:
     """Answers requests of both kinds."""
 
     def __init__(
-        self, db: Database, keys: Keys, invoker: Invoker, bytes_: Bytes, followers: Followers, objects: UnitObjects
+        self,
+        db: Database,
+        keys: Keys,
+        invoker: Invoker,
+        bytes_: Bytes,
+        followers: Followers,
+        objects: UnitObjects,
+        exchanges: Exchanges,
     ) -> None:
         self._db = db
         self._keys = keys
@@ -72,6 +92,7 @@ class FunctionEdge:
         self._bytes = bytes_
         self._followers = followers
         self._objects = objects
+        self._exchanges = exchanges
 
     async def call(self, request: web.BaseRequest) -> web.StreamResponse:
         """`POST /f/<function>[/path]?mode=sync|async|stream`."""
@@ -86,28 +107,32 @@ class FunctionEdge:
         function = await self._invoker.function(caller.project_id, function_name(unquote(text), caller.project_id))
         if function is None:
             raise NoFunction.named(caller.project_id, unquote(text))
-        mode = _mode(query)
+        with self._exchanges.begin(lambda: caller) as exchange:
+            return await self._invoke(request, _Call(caller, function, f"/{rest}", query, exchange))
+
+    async def _invoke(self, request: web.BaseRequest, call: "_Call") -> web.StreamResponse:
+        mode, caller = _mode(call.query), call.caller
         if mode is Mode.STREAM:
             caller.require("functions.read")
             self._followers.admit(caller)
         timeout_s = _timeout(request.headers.get("Penstock-Timeout"))
         asked = Asked(
-            payload=await _payload(request),
+            payload=await call.exchange.wait(partial(_payload, request)),
             id=_invocation_id(request),
             content_type=PICKLE if request.headers.get(hdrs.CONTENT_TYPE) == PICKLE else "application/json",
             mode=mode,
             headers=_passed_on(request),
-            attributes={"method": "POST", "path": f"/{rest}", **({"query": query} if query else {})},
+            attributes={"method": "POST", "path": call.path, **({"query": call.query} if call.query else {})},
             timeout_s=timeout_s,
         )
-        draft = await self._invoker.draft(caller, function, asked)
+        draft = await self._invoker.draft(caller, call.function, asked)
         wait_s = self._patience_s(request, timeout_s) if mode is Mode.SYNC else 0.0
         answer = await self._invoker.run(caller, draft, wait_s=wait_s)
         if mode is Mode.STREAM:
             return await self._stream(request, caller, draft.id)
         if isinstance(answer, InvocationAck):
             return _accepted(answer)
-        return await self._result(request, caller, answer)
+        return await self._result(request, call, answer)
 
     def _patience_s(self, request: web.BaseRequest, timeout_s: float | None) -> float:
         """How long the caller waits for the end: as it says, but no longer than callers do."""
@@ -115,7 +140,7 @@ class FunctionEdge:
         asked = request.headers.get(_WAIT)
         return longest_s if asked is None else min(longest_s, _seconds(asked, _WAIT, at_least=0.0))
 
-    async def _result(self, request: web.BaseRequest, caller: Caller, end: Result) -> web.StreamResponse:
+    async def _result(self, request: web.BaseRequest, call: "_Call", end: Result) -> web.StreamResponse:
         headers = {_ID: end.invocationID, _STATE: end.state, "X-Correlation-Id": correlation_id()}
         if end.state is not State.SUCCEEDED:
             return _failure(end, headers)
@@ -128,9 +153,10 @@ class FunctionEdge:
         # A status below 200 would say that the answer is still to come.
         status = max(end.statusCode, 200)
         if end.bodyRef is not None:
-            size, chunks = await self._bytes.open(caller.project_id, end.bodyRef.key)
+            size, chunks = await self._bytes.open(call.caller.project_id, end.bodyRef.key)
             headers |= passed | {hdrs.CONTENT_TYPE: kind, hdrs.CONTENT_LENGTH: str(size)}
-            return await _send(request, web.StreamResponse(status=status, headers=headers), chunks)
+            response = web.StreamResponse(status=status, headers=headers)
+            return await _send(request, response, chunks, call.exchange)
         body = raw_body(bytes(end.body), content_type=end.contentType, encoding=end.encoding)
         headers |= passed | {hdrs.CONTENT_TYPE: kind}
         return web.Response(status=status, body=body, headers=headers)
@@ -165,7 +191,7 @@ class FunctionEdge:
                 return web.Response(status=204)
             case hdrs.METH_GET, project_id, invocation_id, "payload":
                 found = await self._current(request, project_id, invocation_id)
-                return await self._give_payload(request, project_id, found)
+                return await self._give_payload(request, project_id, invocation_id, found)
             case hdrs.METH_GET, project_id, invocation_id, "calls", called_id:
                 await self._current(request, project_id, invocation_id)
                 return await self._give_called(request, project_id, invocation_id, called_id)
@@ -189,10 +215,16 @@ class FunctionEdge:
             raise Unauthenticated("this is not the token of the current attempt")
         return found
 
-    async def _give_payload(self, request: web.BaseRequest, project_id: str, found: Attempt) -> web.StreamResponse:
-        if found.payload_ref is None:
-            raise NotFound("the payload came with the dispatch")
-        return await self._give(request, project_id, found.payload_ref["key"])
+    async def _give_payload(
+        self, request: web.BaseRequest, project_id: str, invocation_id: str, found: Attempt
+    ) -> web.StreamResponse:
+        if found.payload_ref is not None:
+            return await self._give(request, project_id, found.payload_ref["key"])
+        async with self._db.read() as conn:
+            payload = await attempts.payload(conn, project_id=project_id, invocation_id=invocation_id)
+        if payload is None:
+            raise NotFound("the invocation has no payload")
+        return web.Response(body=payload, content_type="application/octet-stream")
 
     async def _give_called(
         self, request: web.BaseRequest, project_id: str, parent_id: str, called_id: str
@@ -308,10 +340,15 @@ async def _chunks(request: web.BaseRequest) -> AsyncIterator[bytes]:
 
 
 async def _send(
-    request: web.BaseRequest, response: web.StreamResponse, chunks: AsyncIterator[bytes]
+    request: web.BaseRequest,
+    response: web.StreamResponse,
+    chunks: AsyncIterator[bytes],
+    exchange: Exchange | None = None,
 ) -> web.StreamResponse:
+    """All of it; a credential that is revoked meanwhile ends the exchange in its middle."""
     await response.prepare(request)
     async for chunk in chunks:
-        await response.write(chunk)
+        write = partial(response.write, chunk)
+        await (write() if exchange is None else exchange.wait(write))
     await response.write_eof()
     return response

@@ -103,16 +103,14 @@ class Objects:
             self._uploads -= 1
 
     async def _begin(self, project_id: str, key: str, wanted: Wanted) -> _Upload:
-        reserve = self._limits.step_bytes if wanted.size is None else wanted.size
-        upload = _Upload(
-            project_id=project_id, key=key, blob_id=new_id("blb"), reserved=reserve, renewed_at=time.monotonic()
-        )
+        needed, wished = (0, self._limits.step_bytes) if wanted.size is None else (wanted.size, wanted.size)
+        blob_id = new_id("blb")
         async with self._db.transaction() as tx:
             if wanted.only_new and await store.find(tx, project_id, key) is not None:
                 raise _exists(key)
-            await store.add_blob(tx, upload.blob_id, project_id, reserve=reserve, lease_s=self._limits.lease_s)
-            await self._reserve(tx, project_id, reserve)
-        return upload
+            reserved = await self._reserve(tx, project_id, needed=needed, wished=wished)
+            await store.add_blob(tx, blob_id, project_id, reserve=reserved, lease_s=self._limits.lease_s)
+        return _Upload(project_id=project_id, key=key, blob_id=blob_id, reserved=reserved, renewed_at=time.monotonic())
 
     async def _transfer(self, upload: _Upload, chunks: AsyncIterator[bytes], actor: Actor, wanted: Wanted) -> Object:
         try:
@@ -140,21 +138,29 @@ class Objects:
     async def _make_room(self, upload: _Upload) -> None:
         if upload.size > self._limits.object_bytes_max:
             raise self._too_large()
-        more = self._limits.step_bytes if upload.size > upload.reserved else 0
-        more = max(more, upload.size - upload.reserved)
-        if not more and time.monotonic() - upload.renewed_at < self._limits.lease_s * _RENEW_AT:
+        needed = max(0, upload.size - upload.reserved)
+        if not needed and time.monotonic() - upload.renewed_at < self._limits.lease_s * _RENEW_AT:
             return
         async with self._db.transaction() as tx:
-            if not await store.grow_blob(tx, upload.blob_id, more=more, lease_s=self._limits.lease_s):
-                raise UploadExpired("the upload stood still for too long")
-            await self._reserve(tx, upload.project_id, more)
+            # The blob's row is locked before the project's, as everywhere.
+            await self._grow(tx, upload, 0)
+            wished = max(needed, self._limits.step_bytes) if needed else 0
+            more = await self._reserve(tx, upload.project_id, needed=needed, wished=wished)
+            await self._grow(tx, upload, more)
         upload.reserved += more
         upload.renewed_at = time.monotonic()
 
-    async def _reserve(self, tx: Tx, project_id: str, more: int) -> None:
+    async def _grow(self, tx: Tx, upload: _Upload, more: int) -> None:
+        if not await store.grow_blob(tx, upload.blob_id, more=more, lease_s=self._limits.lease_s):
+            raise UploadExpired("the upload stood still for too long")
+
+    async def _reserve(self, tx: Tx, project_id: str, *, needed: int, wished: int) -> int:
+        """Count bytes to the project: as many as wished if there is room, else only those that are needed now."""
         bytes_max = self._limits.project_bytes_max
-        if not await store.reserve(tx, project_id, more, bytes_max=bytes_max):
-            raise QuotaExceeded(f"quota exceeded: the objects of a project have at most {bytes_max} bytes in all")
+        for more in (wished, needed):
+            if not more or await store.reserve(tx, project_id, more, bytes_max=bytes_max):
+                return more
+        raise QuotaExceeded(f"quota exceeded: the objects of a project have at most {bytes_max} bytes in all")
 
     async def _commit(self, upload: _Upload, digest: bytes, actor: Actor, wanted: Wanted) -> Object:
         async with self._db.transaction() as tx:

@@ -179,6 +179,14 @@ async def test_tls_with_its_own_certificate(start: Any, tmp_path: Path) -> None:
     await running.ready("https", context)
 
 
+async def test_a_header_line_ended_by_a_bare_line_feed_is_refused(api: Api) -> None:
+    for line in (b"Host: a\nX-A: b\r\n", b"Host: a\r\nX-A: b\n"):
+        received, closed = await api.raw(b"GET /healthz HTTP/1.1\r\n" + line + b"\r\n")
+        assert received.startswith(b"HTTP/1.1 400 "), received
+        assert b'"invalid_request"' in received
+        assert closed
+
+
 async def test_only_allowed_origins_get_cors_headers(start: Any) -> None:
     running = await start(PENSTOCK_ALLOWED_ORIGINS="https://console.example, https://other.example")
     await running.ready()

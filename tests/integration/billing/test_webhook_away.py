@@ -2,6 +2,7 @@
 
 import time
 from typing import Any
+from unittest.mock import AsyncMock
 
 import asyncpg
 import httpx
@@ -17,6 +18,7 @@ from penstock.kit import http
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge
+from penstock.kit.exchanges import Exchanges
 
 from .till import Till
 
@@ -34,7 +36,9 @@ async def post(db: Database, till: Till, body: bytes) -> int:
     """The status that the webhook answers with this database."""
     provider = Local(SECRETS, pay_url="", webhook_url="")
     routes = paymentroutes.router(db, provider, ReturnUrls(success="", cancel=""), till.terms)
-    app: Any = Edge(http.application([Router(path="/api/v1", route_handlers=[routes])], Nobody()))
+    app: Any = Edge(
+        http.application([Router(path="/api/v1", route_handlers=[routes])], Nobody()), Exchanges(AsyncMock())
+    )
     headers = {signature.HEADER: signature.sign(body, SECRETS.current, at=time.time())}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         return (await client.post("/api/v1/webhooks/local", content=body, headers=headers)).status_code

@@ -13,6 +13,7 @@ from tests.integration.serverless.stage import Stage, caller, shared
 from penstock.embedded.child import free_port
 from penstock.kit.caller import Caller
 from penstock.kit.errors import PenstockError
+from penstock.kit.exchanges import Exchanges
 from penstock.serverless.edge import FunctionEdge
 from penstock.serverless.following import Followers
 from penstock.wire.serverless import WorkerDispatchMessage
@@ -57,7 +58,8 @@ async def gate(servers: Servers) -> AsyncIterator[Gate]:
             return True
 
         followers = Followers(stage.db, still, lambda shown: shown.row)  # pyright: ignore[reportArgumentType]
-        edge = FunctionEdge(stage.db, keys, stage.invoker, stage.shelf, followers, None)  # pyright: ignore[reportArgumentType]
+        exchanges = Exchanges(still)
+        edge = FunctionEdge(stage.db, keys, stage.invoker, stage.shelf, followers, None, exchanges)  # pyright: ignore[reportArgumentType]
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             try:

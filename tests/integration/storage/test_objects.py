@@ -194,6 +194,17 @@ async def test_the_quota_holds_against_racers_of_unknown_length(stage: Stage) ->
     assert len(await stage.stored()) == len(kept)
 
 
+async def test_an_object_of_unknown_length_may_fill_what_is_left(stage: Stage) -> None:
+    """Less than a step is left of the quota: what fits is stored, and one byte more is not."""
+    left = MIB // 2
+    for index, size in enumerate((12 * MIB, 12 * MIB, 12 * MIB, 4 * MIB - left)):
+        await stage.put(f"most-{index}", BIG[:size])
+    with pytest.raises(QuotaExceeded):
+        await stage.objects.put("prj_a", "more", pieces(BIG[: left + 1]), actor=ACTOR, wanted=Wanted())
+    await stage.objects.put("prj_a", "rest", pieces(BIG[:left]), actor=ACTOR, wanted=Wanted())
+    assert await stage.used() == 40 * MIB
+
+
 async def test_an_object_of_unknown_length_has_a_limit_too(stage: Stage) -> None:
     small = Objects(stage.db, stage.blobs, replace(LIMITS, object_bytes_max=2 * MIB))
     with pytest.raises(TooLarge):
