@@ -14,8 +14,8 @@ _SCHEMAS: Final = "#/components/schemas/{name}"
 _DESCRIPTION: Final = (
     "Facts (`evt.>`, stream EVENTS) come in order per aggregate, at least once: tell repeats by `event_id` and order by"
     " `version`. The same envelopes come from GET /api/v1/events/stream. Messages of functions"
-    " (`runtime.serverless.>`, streams WORK and OUT) are hints, because the rows in Postgres decide: a result counts by"
-    " its attempt's token, a dispatch by its MAC under the worker's key."
+    " (`runtime.serverless.>`, streams WORK, OUT and CALLS) are hints, because the rows in Postgres decide: a result"
+    " counts by its attempt's token, a dispatch by its MAC under the worker's key."
 )
 _PARAMETERS: Final = {
     "request": "The function's name in the default project, `<projectID>_<name>` elsewhere.",

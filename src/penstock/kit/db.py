@@ -22,18 +22,28 @@ _ACQUIRE_TIMEOUT_S: Final = 10.0
 #: A server that is gone without a word is not waited for.
 _CLEAN_S: Final = 5.0
 _FULL_RETRY_S: Final = 5
-#: The server is gone, going, not there yet, or out of something: SQLSTATE classes 08, 53, 57P and 58.
+#: The server is gone, silent, going, not there yet, out of something, or gave this transaction up in favour of another:
+#: SQLSTATE classes 08, 40, 53, 57 and 58. A command whose time is over may have been done or not.
 _AWAY: Final = (
+    TimeoutError,
+    ConnectionError,
     asyncpg.PostgresConnectionError,
     asyncpg.InsufficientResourcesError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.DatabaseDroppedError,
-    asyncpg.IdleSessionTimeoutError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
     asyncpg.PostgresSystemError,
     # Its last words came while nobody asked: the library sees the end of the connection only after them.
     asyncpg.InternalClientError,
+)
+#: Of these, the ones of a server that can be reached.
+_BUSY: Final = (
+    TimeoutError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.QueryCanceledError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.PostgresSystemError,
 )
 
 
@@ -103,7 +113,7 @@ class Database:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """A read-write transaction; its hints go out after the commit."""
-        async with _Lease(self) as conn, conn.transaction():
+        async with _Lease(self) as conn, _begun(conn):
             tx = Tx(conn)
             yield tx
         for subject, payload in tx.hints:
@@ -208,6 +218,20 @@ class _Lease:
             raise _away(error) from error
 
 
+@asynccontextmanager
+async def _begun(conn: Connection) -> AsyncIterator[None]:
+    """A transaction. A silent server is not waited for again with the rollback: the connection is closed instead."""
+    transaction = conn.transaction()
+    await transaction.start()
+    try:
+        yield
+    except BaseException:
+        async with asyncio.timeout(_CLEAN_S):
+            await transaction.rollback()
+        raise
+    await transaction.commit()
+
+
 def _gone(conn: Connection) -> bool:
     """Whether the server has dropped it. The library detaches what it lost, and then refuses even the question."""
     try:
@@ -221,7 +245,7 @@ def _away(error: BaseException) -> Unavailable:
     if isinstance(error, asyncpg.DiskFullError) or is_full(error):
         FULL.labels("database").inc()
         return StorageFull("the database has no space left; try again later", retry_after_s=_FULL_RETRY_S)
-    if isinstance(error, asyncpg.InsufficientResourcesError | asyncpg.PostgresSystemError):
+    if isinstance(error, _BUSY):
         return Unavailable("the database cannot answer now; try again", retry_after_s=1, error=repr(error))
     return Unavailable("the database cannot be reached; try again", retry_after_s=1)
 

@@ -6,7 +6,8 @@ server is silent although it promised to be heard. Only publish rights on the co
 subjects are needed. (nats-py's own `fetch(n)` waits until the batch is full or its time is over.)
 
 Others of our account can have messages sent to any inbox: ours cannot be guessed, and what is no message of our
-consumer is dropped.
+consumer is dropped. Messages that wait here to be taken are told to be in progress, so that none is delivered again for
+the time that its turn takes.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ _AGAIN_MAX_S: Final = 1.0
 _BYTES_MAX: Final = 16 << 20
 #: How the server says, with a status of failure, that a request for so many messages and bytes got all it asked for.
 _SERVED: Final = ("Batch Completed", "Message Size Exceeds MaxBytes")
+#: Well below the time that our consumers have for an acknowledgement.
 IN_PROGRESS_EVERY_S: Final = 10.0
 
 _log = logger(__name__)
@@ -62,6 +64,7 @@ class Pull:
         self._expires_s = expires_s
         self._inbox = ""
         self._ready: deque[Msg] = deque()
+        self._progress = InProgress()
         self._ready_bytes = 0
         self._arrived = asyncio.Event()
         self._look = asyncio.Event()
@@ -76,6 +79,7 @@ class Pull:
 
     async def __aenter__(self) -> Self:
         self._bus.follow(self)
+        await self._progress.__aenter__()
         await self.reconnected()
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
         return self
@@ -89,6 +93,7 @@ class Pull:
         self._keeper.cancel()
         await asyncio.wait({self._keeper})
         await self.disconnected()
+        await self._progress.__aexit__(kind, error, trace)
         with suppress(Error):
             for message in self._ready:
                 await message.nak()
@@ -100,6 +105,7 @@ class Pull:
             await self._arrived.wait()
         taken = [self._ready.popleft() for _ in range(min(most, len(self._ready)))]
         self._ready_bytes -= sum(len(message.data) for message in taken)
+        self._progress.let_go(*taken)
         if self._room() >= self._half:
             self._look.set()
         return taken
@@ -116,6 +122,7 @@ class Pull:
             self._failures = 0
             self._ready.append(message)
             self._ready_bytes += len(message.data)
+            self._progress.hold(message)
             self._arrived.set()
             self._one_came()
         elif (status := (message.headers or {}).get("Status")) is not None:
@@ -216,13 +223,13 @@ class Pull:
 class InProgress:
     """Tells the server of messages that take long that they are still being worked on."""
 
-    def __init__(self, every_s: float = IN_PROGRESS_EVERY_S) -> None:
-        self._every_s = every_s
+    def __init__(self, every_s: float | None = None) -> None:
+        self._every_s = every_s or IN_PROGRESS_EVERY_S
         self._held: dict[str, Msg] = {}
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self.run())
         return self
 
     async def __aexit__(
@@ -232,15 +239,18 @@ class InProgress:
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    def hold(self, message: Msg) -> None:
+    def hold(self, *messages: Msg) -> None:
         """From now on."""
-        self._held[message.reply] = message
+        for message in messages:
+            self._held[message.reply] = message
 
-    def let_go(self, message: Msg) -> None:
-        """It is done, or given up: call it before the acknowledgement."""
-        self._held.pop(message.reply, None)
+    def let_go(self, *messages: Msg) -> None:
+        """They are done, given up, or held by somebody else: call it before the acknowledgement."""
+        for message in messages:
+            self._held.pop(message.reply, None)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """For ever, every few seconds."""
         while True:
             await asyncio.sleep(self._every_s)
             for message in list(self._held.values()):

@@ -6,7 +6,6 @@ time; streams and consumers are made again within seconds, and sweeps find what 
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from msgspec import Meta
-from nats.aio.msg import Msg
 
 from penstock.billing.model import Terms
 from penstock.billing.service.funds import Funds
@@ -30,11 +28,9 @@ from penstock.flows.workers import Workers
 from penstock.kit import bus, db, process, settings
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.errors import Unavailable
 from penstock.kit.process import every, woken
-from penstock.kit.pull import Pull
+from penstock.kit.pull import InProgress, Pull
 from penstock.kit.streamguard import StreamGuard
-from penstock.kit.telemetry import logger
 from penstock.secrets.keyring import Keyring
 from penstock.secrets.service import Secrets
 from penstock.serverless import queue, streams
@@ -42,6 +38,7 @@ from penstock.serverless.callout import Callout
 from penstock.serverless.model import Limits, Worker
 from penstock.serverless.service import burying
 from penstock.serverless.service.calls import Calls
+from penstock.serverless.service.consuming import BATCH_MAX, Consumer, Take
 from penstock.serverless.service.dispatching import Dispatcher
 from penstock.serverless.service.ingress import Ingress
 from penstock.serverless.service.invoke import Invoker
@@ -54,8 +51,6 @@ from penstock.serverless.service.telling import Teller
 from penstock.serverless.service.wardens import Warden
 from penstock.wire import subjects
 
-_log = logger(__name__)
-_BATCH_MAX: Final = 256
 _SWEEP_S: Final = 1.0
 _STREAMS_S: Final = 2.0
 _PROBE_S: Final = 5.0
@@ -153,7 +148,6 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     invoker = Invoker(database, nats_bus, ObjectBytes(open_objects(database, settings)), settings.limits)
     await invoker.start()
     calls = Calls(database, nats_bus, invoker, teller, keys)
-    await calls.start()
     if settings.nats_issuer_seed_file:
         seed = await asyncio.to_thread(Path(settings.nats_issuer_seed_file).read_text)
         await Callout(database, nats_bus, seed.strip()).serve()
@@ -178,45 +172,17 @@ async def _consume(tasks: asyncio.TaskGroup, nats_bus: Bus, parts: Parts) -> Non
     async def ensure() -> None:
         await streams.ensure(nats_bus)
 
-    async def loop(stream: str, consumer: str, take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
-        async with Pull(nats_bus, stream=stream, consumer=consumer, batch=2 * _BATCH_MAX, ensure=ensure) as pull:
-            held: list[Msg] = []
-
-            async def turn() -> None:
-                held[:] = held or await pull.take(_BATCH_MAX)
-                await together(nats_bus, held, take)
-                held.clear()
-
-            await every(0, turn, name=consumer)
+    async def loop(stream: str, consumer: str, take: Take) -> None:
+        async with (
+            InProgress() as progress,
+            Pull(nats_bus, stream=stream, consumer=consumer, batch=2 * BATCH_MAX, ensure=ensure) as pull,
+        ):
+            await every(0, Consumer(nats_bus, pull, progress, take).turn, name=consumer)
 
     tasks.create_task(loop(streams.WORK, streams.ACTIVATOR, parts.ingress.take))
     tasks.create_task(loop(streams.OUT, streams.RESULTS, parts.results.take))
     tasks.create_task(loop(streams.OUT, streams.METRICS, parts.reports.take))
     tasks.create_task(loop(streams.OUT, streams.OUTPUTS, parts.sayings.take))
-
-
-async def together(nats_bus: Bus, messages: Sequence[Msg], take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
-    """Take them all at once; if that fails, each by itself, so that one that cannot be taken harms no other: it comes
-    again, and ends as a dead letter. While the database is away nothing is given up: whoever calls comes back with the
-    same messages."""
-    try:
-        await take(messages)
-    except Unavailable:
-        raise
-    except Exception as error:  # noqa: BLE001 (supervises one batch of a loop; what fails again is told)
-        _log.info("batch_failed", messages=len(messages), error=repr(error))
-        for message in messages:
-            await process.guarded(_alone(nats_bus, message, take), name="message", subject=message.subject)
-
-
-async def _alone(nats_bus: Bus, message: Msg, take: Callable[[Sequence[Msg]], Awaitable[None]]) -> None:
-    try:
-        await take([message])
-    except Unavailable:
-        raise
-    except Exception as error:  # noqa: BLE001 (supervises one message of a loop; it is told, and comes again or is buried)
-        _log.exception("message_failed", subject=message.subject)
-        await burying.give_up(nats_bus, message, error)
 
 
 async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, parts: Parts) -> None:
@@ -255,6 +221,7 @@ async def _watch(tasks: asyncio.TaskGroup, nats_bus: Bus, database: Database, pa
     await streams.on_exhausted(nats_bus, exhausted)
     tasks.create_task(every(_STREAMS_S, ensure_streams, name="streams"))
     tasks.create_task(every(0, parts.dispatcher.run, name="dispatch"))
+    tasks.create_task(parts.dispatcher.progress.run())
     tasks.create_task(every(0, parts.scaler.run, name="scale"))
     tasks.create_task(every(_PARKED_S, parts.dispatcher.sweep, name="parked"))
     tasks.create_task(every(_SWEEP_S, parts.scaler.sweep, name="unsettled"))

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.cli.errors import AUTH, CONFLICT, NOT_FOUND, SERVER, USAGE, CliError
+from penstock.cli.errors import AUTH, CONFLICT, EXHAUSTED, FAILED, NOT_FOUND, SERVER, CliError
 from penstock.kit.errors import Kind, PenstockError
 
 _EXIT: Final = {
-    Kind.INVALID: USAGE,
+    Kind.INVALID: FAILED,
     Kind.UNAUTHENTICATED: AUTH,
     Kind.DENIED: AUTH,
     Kind.NOT_FOUND: NOT_FOUND,
     Kind.CONFLICT: CONFLICT,
-    Kind.EXHAUSTED: SERVER,
+    Kind.EXHAUSTED: EXHAUSTED,
     Kind.UNAVAILABLE: SERVER,
 }
 

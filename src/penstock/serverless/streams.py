@@ -2,9 +2,10 @@
 
 WORK carries attempts to do, and refuses what it has no room for: whoever is refused keeps it in Postgres. OUT carries
 what came of them until an activator has taken it, so many of each function: a sidecar that is refused tells it again,
-and one function's flood stands before nobody else's messages for longer than that takes (ADR 37). DEAD keeps dead
-letters and drops the oldest. All may vanish at any time; `ensure` makes them again. A worker's consumer is made by an
-activator, before the worker can connect, and by nobody else.
+and one function's flood stands before nobody else's messages for longer than that takes (ADR 37). CALLS carries what
+handlers call, so many of each worker. DEAD keeps dead letters and drops the oldest. All may vanish at any time;
+`ensure` makes them again. A worker's consumer is made by an activator, before the worker can connect, and by nobody
+else.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,34 +15,48 @@ import msgspec
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
-from penstock.kit.bus import Bus
+from penstock.kit import conditions
+from penstock.kit.bus import Bus, StreamOutdated
+from penstock.kit.conditions import Condition
 from penstock.kit.db import Database
+from penstock.kit.telemetry import logger
 from penstock.serverless.store import workers
 from penstock.wire import subjects
+from penstock.wire.serverless import DEAD_LETTER_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
 
 WORK: Final = "WORK"
 OUT: Final = "OUT"
 DEAD: Final = "DEAD"
+CALLS: Final = "CALLS"
 ACTIVATOR: Final = "activator"
 RESULTS: Final = "results"
 METRICS: Final = "metrics"
 OUTPUTS: Final = "outputs"
+CALLERS: Final = "callers"
 
+OUTDATED: Final = "stream_outdated"
+_REPAIR: Final = "wait until everything in the stream was taken: it is then made anew by itself"
 ACK_WAIT_S: Final = 30.0
 DELIVERIES_MAX: Final = 5
 _HOUR_S: Final = 3600
 _GIB: Final = 1 << 30
-#: A payload or body in line, in JSON and with all that goes with it.
-MESSAGE_BYTES_MAX: Final = 4 << 20
+#: A payload in line, in JSON and with all that goes with it.
+_WORK_BYTES_MAX: Final = 4 << 20
 #: Enough that a burst is not refused; what is, waits in Postgres.
 _PER_SUBJECT_MAX: Final = 100_000
 #: Of one function and kind in OUT. Activators take as many in a fraction of a second.
-_UNTAKEN_MAX: Final = 2000
+_UNTAKEN_MAX: Final = 500
+#: One function has three kinds. With the largest messages of each it fills less than half.
+_OUT_BYTES_MAX: Final = 8 * _GIB
 _DEAD_LETTERS_MAX: Final = 1000
+#: Of one worker. What is refused is asked again by its sidecar.
+_CALLS_MAX: Final = 256
+_CALLS_AGE_S: Final = 60
 #: Beyond a worker's slots: the next attempt does not wait for the acknowledgement of the one whose slot it takes.
 _SPARE_SLOTS: Final = 4
 _IN_FLIGHT_MAX: Final = 20_000
 
+_log = logger(__name__)
 STREAMS: Final = (
     StreamConfig(
         name=WORK,
@@ -52,10 +67,9 @@ STREAMS: Final = (
         max_msgs_per_subject=_PER_SUBJECT_MAX,
         discard_new_per_subject=True,
         max_bytes=4 * _GIB,
-        max_msg_size=MESSAGE_BYTES_MAX,
+        max_msg_size=_WORK_BYTES_MAX,
         max_age=_HOUR_S,
         duplicate_window=120,
-        deny_delete=True,
         deny_purge=True,
         allow_direct=False,
         allow_msg_ttl=True,
@@ -68,11 +82,26 @@ STREAMS: Final = (
         discard=DiscardPolicy.NEW,
         max_msgs_per_subject=_UNTAKEN_MAX,
         discard_new_per_subject=True,
-        max_bytes=4 * _GIB,
-        max_msg_size=MESSAGE_BYTES_MAX,
+        max_bytes=_OUT_BYTES_MAX,
+        max_msg_size=WORKER_MESSAGE_BYTES_MAX,
         max_age=_HOUR_S,
         duplicate_window=120,
-        deny_delete=True,
+        deny_purge=True,
+        allow_direct=False,
+        allow_msg_ttl=True,
+    ),
+    StreamConfig(
+        name=CALLS,
+        subjects=[subjects.CALLS, subjects.probe(CALLS)],
+        retention=RetentionPolicy.WORK_QUEUE,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_msgs_per_subject=_CALLS_MAX,
+        discard_new_per_subject=True,
+        max_bytes=2 * _GIB,
+        max_msg_size=WORKER_MESSAGE_BYTES_MAX,
+        max_age=_CALLS_AGE_S,
+        duplicate_window=_CALLS_AGE_S,
         deny_purge=True,
         allow_direct=False,
         allow_msg_ttl=True,
@@ -85,7 +114,7 @@ STREAMS: Final = (
         discard=DiscardPolicy.OLD,
         max_msgs_per_subject=_DEAD_LETTERS_MAX,
         max_bytes=_GIB,
-        max_msg_size=MESSAGE_BYTES_MAX,
+        max_msg_size=DEAD_LETTER_BYTES_MAX,
         max_age=_HOUR_S,
         duplicate_window=120,
         deny_delete=True,
@@ -113,15 +142,23 @@ _CONSUMERS: Final = (
     (OUT, _consumer(RESULTS, subjects.RESULTS, in_flight_max=_IN_FLIGHT_MAX)),
     (OUT, _consumer(METRICS, subjects.METRICS, in_flight_max=_IN_FLIGHT_MAX)),
     (OUT, _consumer(OUTPUTS, subjects.OUTPUTS, in_flight_max=_IN_FLIGHT_MAX)),
+    (CALLS, _consumer(CALLERS, subjects.CALLS, in_flight_max=_IN_FLIGHT_MAX)),
 )
 
 
-async def ensure(bus: Bus) -> None:
-    """All streams and the activators' consumers, whatever is there of them."""
+async def ensure(bus: Bus) -> list[StreamOutdated]:
+    """All streams and the activators' consumers, whatever is there of them. Streams that have to stay as an earlier
+    release made them are returned; they do their work."""
+    outdated: list[StreamOutdated] = []
     for stream in STREAMS:
-        await bus.ensure_stream(stream)
+        try:
+            await bus.ensure_stream(stream)
+        except StreamOutdated as error:
+            _log.warning("stream_outdated", stream=error.stream, error=error.detail)
+            outdated.append(error)
     for stream, consumer in _CONSUMERS:
         await bus.js.add_consumer(stream, consumer)
+    return outdated
 
 
 async def ensure_worker(bus: Bus, *, request: str, worker: str, slots: int) -> None:
@@ -139,7 +176,8 @@ async def forget_worker(bus: Bus, worker: str) -> None:
 
 
 class Exhausted(msgspec.Struct, frozen=True):
-    """A message that was delivered as often as it may be, and that nobody acknowledged. It stays in its stream."""
+    """A message that was delivered as often as it may be, and that nobody acknowledged. It stays in its stream, and
+    counts against its function's bound there, until somebody deletes it."""
 
     stream: str
     consumer: str
@@ -162,7 +200,10 @@ async def on_exhausted(bus: Bus, handle: Callable[[Exhausted], Awaitable[None]],
 
 async def keep(bus: Bus, database: Database) -> None:
     """Make whatever is missing, the consumers of living workers too: the server may have lost its store."""
-    await ensure(bus)
+    for outdated in await ensure(bus):
+        await conditions.report(
+            database, Condition(kind=OUTDATED, id=outdated.stream, reason=outdated.detail, repair=_REPAIR)
+        )
     async with database.read() as conn:
         living = await workers.living_consumers(conn)
     if not living:

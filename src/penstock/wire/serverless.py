@@ -17,11 +17,20 @@ from penstock.wire.unitobjects import ObjectAsk
 VERSION: Final = "v1"
 #: Larger payloads and bodies travel and are kept by reference.
 INLINE_BYTES_MAX: Final = 1 << 20
+#: A dispatch stays in its stream, which all tenants share, until the attempt ended: a payload above this is fetched.
+DISPATCH_BYTES_MAX: Final = 128 << 10
 PAYLOAD_BYTES_MAX: Final = 20 << 20
 RESULT_BYTES_MAX: Final = 1 << 30
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 8 << 10
 ERROR_BYTES_MAX: Final = 64 << 10
+#: A message of a worker: a body in line with its headers and errors, or a chunk of output with every character escaped.
+WORKER_MESSAGE_BYTES_MAX: Final = 2 * INLINE_BYTES_MAX + (128 << 10)
+#: A dead letter. Its payload, error and names are cut, so that with every character escaped they have half of that.
+DEAD_LETTER_BYTES_MAX: Final = 64 << 10
+DEAD_LETTER_PAYLOAD_BYTES_MAX: Final = 4 << 10
+DEAD_LETTER_ERROR_CHARS_MAX: Final = 500
+DEAD_LETTER_NAME_CHARS_MAX: Final = 256
 TIMEOUT_S_MAX: Final = 24 * 3600
 #: `sha256=` and the hexadecimal HMAC-SHA256 of subject, a zero byte and the body, under the worker's key.
 MAC_HEADER: Final = "Penstock-Mac"
@@ -149,7 +158,8 @@ class WorkerDispatchMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     headers: dict[str, str] = {}
     attributes: dict[str, str] = {}
     payload: msgspec.Raw = msgspec.Raw(b"null")
-    #: Too large for a message: fetched from the gateway with the attempt's token (`ATTEMPTS_PATH`).
+    #: Too large for a message: fetched from the gateway with the attempt's token (`ATTEMPTS_PATH`). Without a key it is
+    #: kept with the invocation.
     payloadRef: Reference | None = None
 
 
@@ -241,7 +251,7 @@ CallTimeout: TypeAlias = Annotated[float, Meta(ge=0, le=TIMEOUT_S_MAX)]
 
 
 class CallMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Ours: a handler calls another function of its project. On core NATS, again until it is answered; the answer is
+    """Ours: a handler calls another function of its project. Sent again until it is answered; the answer is
     `CallAnswer`, at once for `async`, when the call ended for `sync` (published to the worker's own answers subject,
     never to a reply field)."""
 

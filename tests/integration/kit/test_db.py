@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
@@ -119,7 +120,57 @@ async def test_a_server_that_fell_silent_is_not_waited_for(
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("state", ["53100", "53000", "53200", "53300", "57P01", "57P02", "57P03", "57P05", "58030"])
+@asynccontextmanager
+async def hasty(database_url: str) -> AsyncIterator[Database]:
+    """Commands have a moment."""
+    async with db.connect(
+        database_url, lambda _subject, _payload: None, connections_max=MAX, command_timeout_s=0.3
+    ) as connected:
+        yield connected
+
+
+async def test_a_command_whose_time_is_over_is_unavailable_and_its_connection_serves_again(database_url: str) -> None:
+    async with hasty(database_url) as few:
+        for _ in range(MAX + 1):
+            with pytest.raises(Unavailable):
+                await use(few, 5)
+            with pytest.raises(Unavailable):
+                async with few.transaction() as tx:
+                    await tx.execute("select pg_sleep(5)")
+        await all_work(few)
+
+
+@pytest.mark.parametrize("when", ["command", "commit"])
+async def test_a_transaction_whose_server_falls_silent_is_soon_unavailable(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    monkeypatch.setattr(db, "_CLEAN_S", 0.2)
+    pids: list[int] = []
+
+    async def change(few: Database) -> None:
+        async with few.transaction() as tx:
+            pids.append(await tx.fetchval("select pg_backend_pid()"))
+            os.kill(pids[0], signal.SIGSTOP)
+            if when == "command":
+                await tx.execute("select 1")
+
+    async with hasty(database_url) as few:
+        try:
+            async with asyncio.timeout(10):
+                with pytest.raises(Unavailable):
+                    await change(few)
+                await all_work(few)
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("40001", "40P01", "53100", "53000", "53200", "53300", "55P03"),
+        *("57014", "57P01", "57P02", "57P03", "57P05", "58030"),
+    ],
+)
 async def test_a_server_in_trouble_is_a_typed_refusal(few: Database, state: str) -> None:
     statement = f"do $$ begin raise exception 'could not do it' using errcode = '{state}'; end $$"
     with pytest.raises(Unavailable) as raised:

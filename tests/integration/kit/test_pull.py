@@ -166,6 +166,21 @@ async def test_a_message_that_takes_long_is_not_delivered_again_while_it_is_held
         assert (again.data, again.metadata.num_delivered) == (b"long", 2)
 
 
+async def test_a_message_that_waits_to_be_taken_is_not_delivered_again(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "IN_PROGRESS_EVERY_S", 0.2)
+    await _ensure(bus, ack_wait_s=1)
+    async with _pull(bus) as pull:
+        await _publish(bus, "patient")
+        await asyncio.sleep(2.5)
+        (message,) = await _take(pull, 1)
+        assert message.metadata.num_delivered == 1
+        await message.ack_sync()
+        info = await bus.js.consumer_info(_STREAM, _CONSUMER)
+        assert (info.num_redelivered, info.num_ack_pending) == (0, 0)
+
+
 @asynccontextmanager
 async def _server(folder: Path, port: int) -> AsyncIterator[str]:
     async with nats.run(folder / "nats", port, folder / "log") as (url, _):

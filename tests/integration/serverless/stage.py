@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-import asyncpg
 import msgspec
 
 from conftest import Servers, fresh_database
@@ -20,7 +19,7 @@ from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.clock import utc_now
 from penstock.kit.db import Database, Reader, Tx
-from penstock.kit.errors import Kind, PenstockError
+from penstock.kit.errors import Kind, PenstockError, Unavailable
 from penstock.kit.ids import new_id
 from penstock.kit.process import every
 from penstock.kit.pull import Pull
@@ -244,7 +243,7 @@ class Stage:
         await _end(self.playing())
         for _ in range(20):
             # Loops that run may be in the way, or be told that we are.
-            with suppress(asyncpg.DeadlockDetectedError):
+            with suppress(Unavailable):
                 await self.value(
                     "truncate serverless.functions, serverless.invocations, serverless.dead_letters,"
                     " serverless.outputs cascade"
@@ -428,7 +427,6 @@ async def staged(database: Database, connected: Bus) -> AsyncIterator[Stage]:
     stage = Stage(database, connected)
     await stage.invoker.start()
     calls = Calls(database, connected, stage.invoker, stage.teller, stage.keys)
-    await calls.start()
     async with AsyncExitStack() as stack:
         stack.enter_context(patch.object(activator, "_SWEEP_S", 0.2))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())

@@ -15,6 +15,7 @@ from penstock.kit.pull import Pull
 from penstock.serverless import callout, streams
 from penstock.serverless.callout import Callout
 from penstock.wire import subjects
+from penstock.wire.serverless import WORKER_MESSAGE_BYTES_MAX
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ async def test_nats_05_a_message_above_the_limit_fails_at_its_publisher(
 ) -> None:
     worker, _ = workers
     async with sidecar(servers.nats_url, worker) as own:
-        for size in (own.client.max_payload + 1, own.client.max_payload, streams.MESSAGE_BYTES_MAX):
+        for size in (own.client.max_payload + 1, own.client.max_payload, WORKER_MESSAGE_BYTES_MAX):
             with pytest.raises(MessageTooLarge, match="limit"):
                 await own.publish(subjects.result(worker.request), bytes(size), msg_id="r1")
         assert own.client.is_connected
@@ -242,7 +243,8 @@ async def test_what_no_stream_takes_is_not_stored(bus: Bus) -> None:
 async def test_a_stream_keeps_what_it_holds_until_it_is_acknowledged(bus: Bus) -> None:
     for stream in (streams.WORK, streams.OUT):
         info = await bus.js.stream_info(stream)
-        assert (info.config.deny_delete, info.config.deny_purge, info.config.allow_direct) == (True, True, False)
+        # Only exhausted messages are deleted, when their dead letter is stored.
+        assert (info.config.deny_delete, info.config.deny_purge, info.config.allow_direct) == (False, True, False)
         assert (info.config.max_age, info.config.duplicate_window) == (3600, 120)
     await streams.ensure(bus)
 

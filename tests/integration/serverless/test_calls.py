@@ -1,6 +1,7 @@
 """Handlers that call other functions: once however often they ask, and answered however late."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from penstock.flows.objects import HandlersObjects
 from penstock.kit import audit
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.errors import PenstockError
+from penstock.kit.errors import PenstockError, Unavailable
 from penstock.serverless.edge import FunctionEdge
 from penstock.serverless.unitobjects import UnitObjects
 from penstock.storage import blobs
@@ -26,7 +27,14 @@ from penstock.storage.errors import NoObject
 from penstock.storage.model import Limits as StorageLimits
 from penstock.storage.service import Objects, Wanted
 from penstock.wire import subjects
-from penstock.wire.serverless import CallAnswer, CallMessage, Mode, State, WorkerDispatchMessage
+from penstock.wire.serverless import (
+    DISPATCH_BYTES_MAX,
+    CallAnswer,
+    CallMessage,
+    Mode,
+    State,
+    WorkerDispatchMessage,
+)
 
 LARGE = b'{"large": true}'
 
@@ -128,6 +136,27 @@ async def test_a_call_that_was_accepted_is_not_refused_for_what_changed_since(st
     assert (refused.call, refused.state, refused.invocationID) == ("c2", State.FAILED, "")
 
 
+async def test_a_call_is_not_refused_for_a_database_that_is_away(
+    stage: Stage, parent: Parent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sidecar hears nothing, and asks again."""
+    call, away = stage.invoker.call, asyncio.Event()
+
+    async def failing(*args: Any) -> Any:
+        if not away.is_set():
+            away.set()
+            raise Unavailable("the database cannot answer now")
+        return await call(*args)
+
+    monkeypatch.setattr(stage.invoker, "call", failing)
+    await parent.call("c1")
+    async with asyncio.timeout(20):
+        await away.wait()
+    await parent.call("c1")
+    assert (await parent.answer()).state is State.SUCCEEDED
+    assert parent.answers.empty()
+
+
 async def _gone(stage: Stage) -> bool:
     return await stage.invoker.function("prj_default", "g") is None
 
@@ -145,7 +174,7 @@ async def test_the_kept_result_of_a_call_is_given_to_its_parent_alone(stage: Sta
     answer = await parent.answer()
     assert answer.bodyRef is not None
     given = parent.dispatch
-    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None, None)  # pyright: ignore[reportArgumentType]
+    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None, None, None)  # pyright: ignore[reportArgumentType]
     own = f"/attempts/{given.projectID}/{given.invocationID}/calls"
     other = await stage.spawn("g", payload=1)
     async with RawTestServer(_answering(edge)) as server, aiohttp.ClientSession(server.make_url("/")) as session:
@@ -164,6 +193,34 @@ async def test_the_kept_result_of_a_call_is_given_to_its_parent_alone(stage: Sta
         assert await fetch(f"{own}/{answer.invocationID}/more") == (400, b"not_found")
 
 
+@pytest.mark.parametrize("size", [DISPATCH_BYTES_MAX - 2, DISPATCH_BYTES_MAX - 1])
+async def test_a_large_payload_does_not_stand_in_the_stream_of_all_but_is_fetched(stage: Stage, size: int) -> None:
+    dispatched: asyncio.Future[WorkerDispatchMessage] = asyncio.get_running_loop().create_future()
+
+    async def handle(dispatch: WorkerDispatchMessage) -> Any:
+        dispatched.set_result(dispatch)
+        await asyncio.Event().wait()
+
+    stage.handler = handle
+    await stage.define()
+    await stage.spawn(payload="x" * size)
+    async with asyncio.timeout(20):
+        given = await dispatched
+    payload = msgspec.json.encode("x" * size)
+    reference = given.payloadRef
+    assert (reference is not None) == (len(payload) > DISPATCH_BYTES_MAX)
+    assert bytes(given.payload) == (payload if reference is None else b"null")
+    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None, None)  # pyright: ignore[reportArgumentType]
+    path = f"/attempts/{given.projectID}/{given.invocationID}/payload"
+    async with RawTestServer(_answering(edge)) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+        async with session.get(path, headers={"Authorization": f"Bearer {given.token}"}) as found:
+            assert (found.status, await found.read()) == (200, payload)
+        async with session.get(path, headers={"Authorization": f"Bearer {'ab' * 16}"}) as found:
+            assert (found.status, await found.read()) == (400, b"unauthenticated")
+    if reference is not None:
+        assert (reference.bytes, reference.sha256) == (len(payload), hashlib.sha256(payload).hexdigest())
+
+
 async def test_an_attempts_token_reaches_the_objects_of_its_project_alone_and_while_it_counts(
     stage: Stage, parent: Parent, tmp_path: Path
 ) -> None:
@@ -176,6 +233,7 @@ async def test_an_attempts_token_reaches_the_objects_of_its_project_alone_and_wh
         stage.shelf,
         None,  # pyright: ignore[reportArgumentType]
         UnitObjects(HandlersObjects(objects)),
+        None,  # pyright: ignore[reportArgumentType]
     )
     own = f"/attempts/{given.projectID}/{given.invocationID}/objects"
     await objects.put("prj_other", "theirs.bin", _one(b"secret"), actor=audit.system("test"), wanted=Wanted())

@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 from prometheus_client import REGISTRY
 from tests.conftest import Servers
 from tests.integration.serverless.stage import Stage, shared, until
 
 from penstock.kit.clock import utc_now
-from penstock.kit.errors import Unavailable
 from penstock.kit.pull import Pull
-from penstock.processes import activator
 from penstock.serverless import streams
+from penstock.serverless.service.consuming import together
 from penstock.wire import subjects
+from penstock.wire.serverless import DEAD_LETTER_BYTES_MAX
 
 
 @pytest.fixture(scope="module")
@@ -104,20 +105,59 @@ async def test_a_report_under_another_workers_name_leaves_both_too(stage: Stage)
     assert _security("metric_proof") == before + 1
 
 
-async def test_what_nobody_acknowledges_leaves_a_dead_letter(stage: Stage) -> None:
-    """A worker that takes an attempt again and again and never says so."""
-    name, subject = "unit-silent-worker-00000000", subjects.dispatch("silent", "unit-silent-worker-00000000")
-    config = streams._consumer(name, subject, in_flight_max=8)  # pyright: ignore[reportPrivateUsage]
+SILENT = "unit-silent-worker-00000000"
+UNREAD = {
+    # A worker that takes an attempt again and again and never says so.
+    streams.WORK: (subjects.dispatch("silent", SILENT), subjects.dead_letter("dispatch", "silent")),
+    # Activators have all other subjects.
+    streams.OUT: (subjects.probe(streams.OUT), subjects.dead_letter("invocation", streams.OUT)),
+}
+
+
+@pytest.mark.parametrize("stream", UNREAD)
+async def test_what_nobody_acknowledges_leaves_a_dead_letter_and_its_stream(stage: Stage, stream: str) -> None:
+    subject, letter_subject = UNREAD[stream]
+    config = streams._consumer(SILENT, subject, in_flight_max=8)  # pyright: ignore[reportPrivateUsage]
     config.ack_wait = 0.2
-    await stage.bus.js.add_consumer(streams.WORK, config)
-    letters = await stage.bus.client.subscribe(subjects.dead_letter("dispatch", "silent"))
+    await stage.bus.js.add_consumer(stream, config)
+    letters = await stage.bus.client.subscribe(letter_subject)
     await stage.bus.client.flush()
-    await stage.bus.js.publish(subject, b"{}", headers={"Nats-Msg-Id": secrets.token_hex(8)})
-    async with Pull(stage.bus, stream=streams.WORK, consumer=name, batch=32):
-        letter = msgspec.json.decode((await letters.next_msg(timeout=30)).data)
+    place = await stage.bus.js.publish(subject, b"unread", headers={"Nats-Msg-Id": secrets.token_hex(8)})
+    async with Pull(stage.bus, stream=stream, consumer=SILENT, batch=32):
+        letter: dict[str, Any] = {}
+        while letter.get("payload") != "unread":
+            letter = msgspec.json.decode((await letters.next_msg(timeout=30)).data)
     await letters.unsubscribe()
-    await streams.forget_worker(stage.bus, name)
-    assert (letter["failureClass"], letter["consumer"], letter["deliveryCount"]) == ("retry_exhausted", name, 5)
+    await until(lambda: _is_gone(stage, stream, place.seq))
+    await stage.bus.js.delete_consumer(stream, SILENT)
+    assert (letter["failureClass"], letter["consumer"], letter["deliveryCount"]) == ("retry_exhausted", SILENT, 5)
+
+
+async def _is_gone(stage: Stage, stream: str, seq: int) -> bool:
+    try:
+        await stage.bus.js.get_msg(stream, seq)
+    except NotFoundError:
+        return True
+    return False
+
+
+async def test_a_dead_letter_fits_its_stream_whatever_its_message_says(stage: Stage) -> None:
+    """A result of nobody, with names of a MiB and line breaks, and a report of control characters."""
+    info = await stage.bus.js.stream_info(streams.DEAD)
+    huge = _theirs(stage) | MORE["result"] | {"invocationID": "x\r\nNats-TTL: 1s\r\n" * 50_000}
+    theirs = subjects.request_token("prj_other", "theirs")
+    bodies = {subjects.result(theirs): msgspec.json.encode(huge), subjects.metrics(theirs): b"\x01" * (1 << 20)}
+    for subject, body in bodies.items():
+        await stage.bus.client.publish(subject, body, headers={"Nats-Msg-Id": secrets.token_hex(8)})
+
+    async def kept() -> bool:
+        return (await stage.bus.js.stream_info(streams.DEAD)).state.last_seq >= info.state.last_seq + 2
+
+    await until(kept)
+    for source in ("result", "metric"):
+        letter = await stage.bus.js.get_last_msg(streams.DEAD, subjects.dead_letter(source, theirs))
+        assert len(letter.data or b"") < DEAD_LETTER_BYTES_MAX // 2
+        assert "Nats-TTL" not in (letter.headers or {})
 
 
 async def test_a_message_that_cannot_be_handled_is_buried_and_holds_up_no_other(stage: Stage) -> None:
@@ -144,7 +184,7 @@ async def test_a_message_that_cannot_be_handled_is_buried_and_holds_up_no_other(
 
         async def consume() -> None:
             while True:
-                await activator.together(stage.bus, await pull.take(8), take)
+                await together(stage.bus, await pull.take(8), take)
 
         consuming = asyncio.create_task(consume())
         await until(lambda: _is(sorted(taken) == [b"one", b"two"]), timeout_s=2)
@@ -157,11 +197,3 @@ async def test_a_message_that_cannot_be_handled_is_buried_and_holds_up_no_other(
 
 async def _is(value: object) -> object:
     return value
-
-
-async def test_nothing_is_given_up_while_the_database_is_away(stage: Stage) -> None:
-    async def take(_: Sequence[Msg]) -> None:
-        raise Unavailable("away")
-
-    with pytest.raises(Unavailable):
-        await activator.together(stage.bus, [], take)

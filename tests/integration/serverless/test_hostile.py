@@ -15,12 +15,24 @@ from penstock.serverless import streams
 from penstock.serverless.callout import Callout
 from penstock.serverless.service.proofs import proof
 from penstock.wire import subjects
-from penstock.wire.serverless import MetricType, Mode, State, WorkerDispatchMessage, WorkerMetricMessage
+from penstock.wire.serverless import (
+    INLINE_BYTES_MAX,
+    WORKER_MESSAGE_BYTES_MAX,
+    InvocationResultMessage,
+    MetricType,
+    Mode,
+    State,
+    WorkerDispatchMessage,
+    WorkerMetricMessage,
+)
 
 FLOOD = 25_000
+FLOOD_BYTES = 256 << 20
 #: What nobody else may notice. The flood is made in this very process, and a machine may be busy.
 NOTICED_S = 5.0
 RUBBISH = b'{"version":"v1","invocationID":"\xff\xfe"}'
+#: As large as the server takes it.
+LARGE = RUBBISH.ljust(WORKER_MESSAGE_BYTES_MAX - 1024)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +73,13 @@ def a_result(worker: Played) -> bytes:
         token="00" * 16,
     )
     return msgspec.json.encode(result_of(dispatch))
+
+
+def a_large_result(worker: Played) -> bytes:
+    """With a body in line, which is read to its end."""
+    body = msgspec.Raw(msgspec.json.encode("x" * (INLINE_BYTES_MAX - 2)))
+    told = msgspec.json.decode(a_result(worker), type=InvocationResultMessage)
+    return msgspec.json.encode(msgspec.structs.replace(told, body=body))
 
 
 def a_heartbeat(worker: Played) -> bytes:
@@ -116,15 +135,20 @@ FLOODS: dict[str, tuple[Callable[[Played], str], Callable[[Played], bytes]]] = {
     "metrics": (lambda it: subjects.metrics(it.request), a_heartbeat),
     "output": (lambda it: subjects.output(it.request), an_output),
     "calls": (lambda it: subjects.call(it.request, it.name), a_call),
+    "large results": (lambda it: subjects.result(it.request), a_large_result),
+    "large rubbish results": (lambda it: subjects.result(it.request), lambda _: LARGE),
+    "large rubbish metrics": (lambda it: subjects.metrics(it.request), lambda _: LARGE),
+    "large rubbish output": (lambda it: subjects.output(it.request), lambda _: LARGE),
+    "large rubbish calls": (lambda it: subjects.call(it.request, it.name), lambda _: LARGE),
 }
 
 
 async def flood(servers: Servers, worker: Played, kind: str) -> None:
     subject, body = FLOODS[kind]
     async with sidecar(servers.nats_url, Worker(worker.name, worker.request, worker.token)) as own:
-        for number in range(FLOOD):
+        for number in range(min(FLOOD, FLOOD_BYTES // len(_last(body, worker)))):
             await own.client.publish(subject(worker), body(worker) if number % 1000 == 0 else _last(body, worker))
-            if number % 500 == 0:
+            if number % 500 == 0 or len(_last(body, worker)) > 1 << 20:
                 await asyncio.sleep(0)
         await own.client.flush(timeout=30)
 

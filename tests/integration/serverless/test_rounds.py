@@ -30,6 +30,9 @@ class Announcement:
     data = b""
     subject = ""
 
+    def __init__(self) -> None:
+        self.reply = f"$JS.ACK.{id(self)}"
+
     async def ack(self) -> None:
         self.acknowledged = True
 

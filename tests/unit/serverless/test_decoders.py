@@ -14,10 +14,16 @@ from penstock.billing.errors import BadWebhook
 from penstock.billing.providers import events
 from penstock.kit.errors import Invalid
 from penstock.serverless import callout
-from penstock.serverless.service import ingress, reading, reports, results, sayings
+from penstock.serverless.service import calls, ingress, reading, reports, results, sayings
 from penstock.serverless.service.burying import Foreign, Unreadable, dead_letter
 from penstock.wire import subjects
-from penstock.wire.serverless import FailureClass, InvocationMessage, InvocationResultMessage, WorkerMetricMessage
+from penstock.wire.serverless import (
+    CallMessage,
+    FailureClass,
+    InvocationMessage,
+    InvocationResultMessage,
+    WorkerMetricMessage,
+)
 
 
 def _message(subject: str, data: bytes) -> Msg:
@@ -29,6 +35,7 @@ READERS: dict[str, Callable[[bytes], object]] = {
     "result message": lambda data: results._read(_message(subjects.result("f"), data)),
     "metric": lambda data: reports._read(_message(subjects.metrics("f"), data)),
     "output": lambda data: sayings._read(_message(subjects.output("f"), data)),
+    "call": calls._read,
     "announcement": lambda data: ingress._read(_message(subjects.invoke("f"), data)),
     "callout": callout.question,
     "payment": lambda data: events.decode(data, livemode=False),
@@ -38,7 +45,7 @@ EXPECTED = (Unreadable, Foreign, Invalid, BadWebhook)
 _FIELDS = sorted(
     {
         field
-        for shape in (InvocationMessage, InvocationResultMessage, WorkerMetricMessage)
+        for shape in (CallMessage, InvocationMessage, InvocationResultMessage, WorkerMetricMessage)
         for field in shape.__struct_fields__
     }
     | {"items", "livemode", "data", "type", "id"}

@@ -4,6 +4,7 @@ A dead letter is published for those who watch the queue; its message is termina
 again and holds up no other.
 """
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -17,11 +18,17 @@ from penstock.kit.telemetry import logger
 from penstock.serverless import streams
 from penstock.serverless.streams import Exhausted
 from penstock.wire import subjects
-from penstock.wire.serverless import VERSION, DeadLetterMessage, FailureClass, State
+from penstock.wire.serverless import (
+    DEAD_LETTER_ERROR_CHARS_MAX,
+    DEAD_LETTER_NAME_CHARS_MAX,
+    DEAD_LETTER_PAYLOAD_BYTES_MAX,
+    VERSION,
+    DeadLetterMessage,
+    FailureClass,
+    State,
+)
 
 _log = logger(__name__)
-_PAYLOAD_BYTES_MAX: Final = 4 << 10
-_ERROR_CHARACTERS_MAX: Final = 500
 _AGAIN_S: Final = 2.0
 #: The source of a dead letter, by the kind of subject that its message came on.
 _SOURCES: Final = {
@@ -70,7 +77,7 @@ async def refuse(bus: Bus, message: Msg, error: Unreadable | Foreign) -> None:
         await bury(bus, message, failure=FailureClass.FOREIGN_MESSAGE, error=error.reason)
     else:
         discarded.labels(source, error.failure).inc()
-        _log.info("message_unreadable", subject=message.subject, error=error.detail[:_ERROR_CHARACTERS_MAX])
+        _log.info("message_unreadable", subject=message.subject, error=error.detail[:DEAD_LETTER_ERROR_CHARS_MAX])
         await bury(bus, message, failure=error.failure, error=error.detail)
     await message.term()
 
@@ -87,7 +94,8 @@ async def give_up(bus: Bus, message: Msg, error: Exception) -> None:
 
 
 async def exhausted(bus: Bus, found: Exhausted) -> None:
-    """A message that the server delivered as often as it may, and that nobody acknowledged."""
+    """A message that the server delivered as often as it may, and that nobody acknowledged. It leaves its stream when
+    the dead letter is stored: in a work queue nobody else would take it."""
     try:
         kept = await bus.js.get_msg(found.stream, found.stream_seq)
     except NotFoundError:
@@ -105,7 +113,8 @@ async def exhausted(bus: Bus, found: Exhausted) -> None:
         streamSequence=found.stream_seq,
         deliveryCount=found.deliveries,
     )
-    await publish(bus, letter)
+    await bus.publish(_subject(letter), _encoded(letter), msg_id=_message_id(letter))
+    await bus.js.delete_msg(found.stream, found.stream_seq)
 
 
 async def bury(bus: Bus, message: Msg, *, failure: FailureClass, error: str) -> None:
@@ -135,15 +144,32 @@ def dead_letter(subject: str, payload: bytes, *, failure: FailureClass, error: s
         stream="",
         failedAt=utc_now(),
         serverlessRequestID=request,
-        error=error[:_ERROR_CHARACTERS_MAX],
-        payload=payload[:_PAYLOAD_BYTES_MAX].decode(errors="replace"),
+        error=error,
+        payload=payload[:DEAD_LETTER_PAYLOAD_BYTES_MAX].decode(errors="replace"),
     )
 
 
 async def publish(bus: Bus, letter: DeadLetterMessage) -> None:
     """To those who watch, and to the stream that keeps dead letters for a while."""
-    _, request = of_subject(letter.originalSubject)
+    headers = {"Nats-Msg-Id": _message_id(letter)} if letter.streamSequence or letter.invocationID else None
+    await bus.client.publish(_subject(letter), _encoded(letter), headers=headers)
+
+
+def _subject(letter: DeadLetterMessage) -> str:
+    return subjects.dead_letter(letter.source, of_subject(letter.originalSubject)[1])
+
+
+def _message_id(letter: DeadLetterMessage) -> str:
+    """A repeat is recognised by the place in a stream, or by the invocation's id: a tenant's word, and so not written
+    into a header as it is."""
     named = letter.invocationID or f"{letter.stream}-{letter.streamSequence}"
-    # Without a place in a stream there is nothing to recognise a repeat by.
-    headers = {"Nats-Msg-Id": f"dlq-{letter.source}-{named}"} if letter.streamSequence or letter.invocationID else None
-    await bus.client.publish(subjects.dead_letter(letter.source, request), msgspec.json.encode(letter), headers=headers)
+    digest = hashlib.sha256(f"{letter.projectID}/{named}".encode(errors="replace")).hexdigest()
+    return f"dlq-{letter.source}-{digest[:40]}"
+
+
+def _encoded(letter: DeadLetterMessage) -> bytes:
+    """In JSON, cut so that the stream takes it whatever its message said."""
+    names = ("invocationID", "serverlessRequestID", "projectID", "workerName")
+    cut = {name: str(getattr(letter, name))[:DEAD_LETTER_NAME_CHARS_MAX] for name in names}
+    error = letter.error[:DEAD_LETTER_ERROR_CHARS_MAX]
+    return msgspec.json.encode(msgspec.structs.replace(letter, error=error, **cut))

@@ -9,16 +9,19 @@ import hashlib
 from typing import Final
 
 import msgspec
+from nats.aio.msg import Msg
 
 from penstock.kit.bus import Bus
 from penstock.kit.caller import Caller
 from penstock.kit.db import Database
-from penstock.kit.errors import PenstockError
+from penstock.kit.errors import PenstockError, Unavailable
 from penstock.kit.fair import FairQueue
-from penstock.kit.process import guarded
+from penstock.kit.process import every, guarded
+from penstock.kit.pull import Pull
+from penstock.serverless import streams
 from penstock.serverless.model import Mode, State
 from penstock.serverless.service import burying
-from penstock.serverless.service.burying import discarded, security
+from penstock.serverless.service.burying import Unreadable, discarded, security
 from penstock.serverless.service.drafting import Asked, function_name
 from penstock.serverless.service.invoke import Invoker
 from penstock.serverless.service.outcomes import Accepted, ended
@@ -27,14 +30,15 @@ from penstock.serverless.service.telling import Teller, call_answer, call_inbox
 from penstock.serverless.store import sayings
 from penstock.serverless.store.sayings import Parent
 from penstock.wire import subjects
-from penstock.wire.serverless import CallAnswer, CallMessage, FailureClass
+from penstock.wire.serverless import VERSION, CallAnswer, CallMessage, FailureClass
 from penstock.wire.unreadable import UNREADABLE
 
 _decode = msgspec.json.Decoder(CallMessage).decode
-_QUEUE: Final = "calls"
+_PULLED_MAX: Final = 256
 #: What is refused is asked again by its sidecar.
 _WAITING_PER_WORKER_MAX: Final = 256
 _WAITING_MAX: Final = 8192
+_WAITING_BYTES_PER_WORKER_MAX: Final = 16 << 20
 _AT_ONCE: Final = 4
 
 
@@ -48,22 +52,35 @@ class Calls:
         self._teller = teller
         self._keys = keys
         self._waiting: FairQueue[tuple[str, bytes]] = FairQueue(
-            each_max=_WAITING_PER_WORKER_MAX, total_max=_WAITING_MAX
+            each_max=_WAITING_PER_WORKER_MAX, total_max=_WAITING_MAX, each_bytes_max=_WAITING_BYTES_PER_WORKER_MAX
         )
 
-    async def start(self) -> None:
-        """Listen."""
-        await self._bus.on_hint(subjects.CALLS, self._queue, queue=_QUEUE)
-
     async def run(self) -> None:
-        """Take what was heard, for ever."""
+        """Take what comes, for ever."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._hear())
             for _ in range(_AT_ONCE):
                 tasks.create_task(self._take())
 
-    async def _queue(self, subject: str, data: bytes) -> None:
-        if not self._waiting.put(subject, (subject, data)):
+    async def _hear(self) -> None:
+        async def ensure() -> None:
+            await streams.ensure(self._bus)
+
+        async with Pull(
+            self._bus, stream=streams.CALLS, consumer=streams.CALLERS, batch=_PULLED_MAX, ensure=ensure
+        ) as pull:
+
+            async def turn() -> None:
+                for message in await pull.take(_PULLED_MAX):
+                    await self._queue(message)
+
+            await every(0, turn, name="calls")
+
+    async def _queue(self, message: Msg) -> None:
+        """Acknowledged before it is made: its sidecar asks again until it hears of it."""
+        if not self._waiting.put(message.subject, (message.subject, message.data), len(message.data)):
             discarded.labels("call", FailureClass.BACKPRESSURE).inc()
+        await message.ack()
 
     async def _take(self) -> None:
         while True:
@@ -72,15 +89,10 @@ class Calls:
 
     async def _receive(self, subject: str, data: bytes) -> None:
         try:
-            message = _decode(data)
-            token = bytes.fromhex(message.token)
-        except (*UNREADABLE, ValueError) as error:
-            discarded.labels("call", FailureClass.MALFORMED_MESSAGE).inc()
-            await self._bury(subject, data, FailureClass.MALFORMED_MESSAGE, str(error))
-            return
-        if "\0" in message.projectID + message.invocationID + message.workerName:
-            discarded.labels("call", FailureClass.MALFORMED_MESSAGE).inc()
-            await self._bury(subject, data, FailureClass.MALFORMED_MESSAGE, "a name has a zero byte")
+            message, token = _read(data)
+        except Unreadable as error:
+            discarded.labels("call", error.failure).inc()
+            await self._bury(subject, data, error.failure, str(error))
             return
         async with self._db.read() as conn:
             parent = await sayings.parent(
@@ -104,6 +116,9 @@ class Calls:
         invocation_id = f"call-{digest[:32]}"
         try:
             existing = (await self._accept(parent, message, invocation_id)).existing
+        except Unavailable:
+            # That says nothing of the call: its sidecar asks again.
+            raise
         except PenstockError as error:
             # A call that was accepted before is not refused for what has changed since.
             existing = await self._invoker.find(parent.project_id, invocation_id)
@@ -136,6 +151,21 @@ class Calls:
             await self._teller.answer_call(
                 request=parent.request, worker=message.workerName, mac_key=key, answer=answer
             )
+
+
+def _read(data: bytes) -> tuple[CallMessage, bytes]:
+    """The call and the token of its attempt."""
+    try:
+        message = _decode(data)
+        token = bytes.fromhex(message.token)
+    except (*UNREADABLE, ValueError) as error:
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, str(error)) from error
+    if message.version != VERSION:
+        raise Unreadable(FailureClass.UNSUPPORTED_VERSION, f"version {message.version[:32]!r} is not understood")
+    names = (message.projectID, message.invocationID, message.workerName, message.call, message.contentType)
+    if not all(name.isprintable() for name in names):
+        raise Unreadable(FailureClass.MALFORMED_MESSAGE, "a name has a control character")
+    return message, token
 
 
 def _caller(parent: Parent) -> Caller:

@@ -16,6 +16,7 @@ from prometheus_client import Counter as Metric
 
 from penstock.kit.db import Database
 from penstock.kit.process import heed_cancellation
+from penstock.kit.pull import InProgress
 from penstock.serverless.model import Committed
 from penstock.serverless.service.scaling import Scaler
 from penstock.serverless.service.telling import Teller
@@ -38,6 +39,8 @@ class Dispatcher:
         self._scaler = scaler
         self._pointed: OrderedDict[str, int] = OrderedDict()
         self._heard: list[Msg] = []
+        #: What was heard and is not acknowledged yet, which takes as long as the database is away.
+        self.progress = InProgress()
         self._wake = asyncio.Event()
         #: Functions that had something due and no slot for it, when they were last looked at.
         self._full: set[str] = set()
@@ -53,7 +56,9 @@ class Dispatcher:
         """Look at these in the next round, and acknowledge after it what was heard of them."""
         for function_id in function_ids:
             self._pointed[function_id] = self._pointed.get(function_id, 0) + 1
-        self._heard += heard
+        for message in heard:
+            self._heard.append(message)
+            self.progress.hold(message)
         if self._pointed or self._heard:
             self._wake.set()
 
@@ -65,6 +70,7 @@ class Dispatcher:
         if not self._put_off:
             asyncio.get_running_loop().call_later(_FULL_S, self._look_again)
         self._put_off.append((function_id, message))
+        self.progress.hold(message)
 
     def _look_again(self) -> None:
         put_off, self._put_off = self._put_off, []
@@ -90,6 +96,7 @@ class Dispatcher:
         except BaseException:
             self.point(taken, heard)
             raise
+        self.progress.let_go(*heard)
         for message in heard:
             await message.ack()
 

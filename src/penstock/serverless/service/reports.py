@@ -43,39 +43,45 @@ class Reports:
         self._limits = limits
 
     async def take(self, messages: Sequence[Msg]) -> None:
-        """Apply and acknowledge."""
+        """Apply and acknowledge; then bury what cannot be read or is forged."""
         read: list[tuple[Msg, WorkerMetricMessage]] = []
         done: list[Msg] = []
+        refused: list[tuple[Msg, Unreadable | Foreign]] = []
         for message in messages:
             try:
                 report = _read(message)
             except (Unreadable, Foreign) as error:
-                await burying.refuse(self._bus, message, error)
+                refused.append((message, error))
                 continue
             if report.eventType in _TOLD_OTHERS:
                 done.append(message)
             else:
                 read.append((message, report))
-        proved = await self._proved(read)
+        proved, forged = await self._proved(read)
         # Together they are as old as the oldest: a worker says everything again soon.
         await self._apply([report for _, report in proved], age_s=max(map(_age_s, messages)))
         for message in (*done, *(message for message, _ in proved)):
             await message.ack()
+        for message, error in (*refused, *((message, Foreign("metric_proof")) for message in forged)):
+            await burying.refuse(self._bus, message, error)
 
-    async def _proved(self, read: list[tuple[Msg, WorkerMetricMessage]]) -> list[tuple[Msg, WorkerMetricMessage]]:
-        """Those with their worker's proof. One under another key than its worker's is forged; a worker that is gone
-        has no key, and may well not know it yet."""
+    async def _proved(
+        self, read: list[tuple[Msg, WorkerMetricMessage]]
+    ) -> tuple[list[tuple[Msg, WorkerMetricMessage]], list[Msg]]:
+        """Those with their worker's proof, and the forged ones: under another key than their worker's. A worker that
+        is gone has no key, and may well not know it yet."""
         proved = await self._keys.proved([report for _, report in read])
         if len(proved) == len(read):
-            return read
+            return read, []
         known = set(map(id, proved))
+        forged: list[Msg] = []
         for message, report in read:
             if id(report) not in known and await self._keys.of(report.workerName) is not None:
-                await burying.refuse(self._bus, message, Foreign("metric_proof"))
+                forged.append(message)
             elif id(report) not in known:
                 security.labels("metric_proof").inc()
                 await message.ack()
-        return [(message, report) for message, report in read if id(report) in known]
+        return [(message, report) for message, report in read if id(report) in known], forged
 
     async def _apply(self, reports: Sequence[WorkerMetricMessage], *, age_s: float) -> None:
         await self._started([each for each in reports if each.eventType is MetricType.INVOCATION_STARTED])

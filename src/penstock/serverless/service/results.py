@@ -64,14 +64,16 @@ class Results:
         self._lost = lost
 
     async def take(self, messages: Sequence[Msg]) -> None:
-        """Commit, answer, acknowledge. What fails here comes again."""
+        """Commit, answer, acknowledge; then bury what cannot be read. What fails here comes again, and what was
+        committed by then changes nothing the second time: an attempt ends once."""
         read: dict[Key, Read] = {}
         readable: list[Msg] = []
+        refused: list[tuple[Msg, Unreadable | Foreign]] = []
         for message in messages:
             try:
                 found = _read(message)
             except (Unreadable, Foreign) as error:
-                await burying.refuse(self._bus, message, error)
+                refused.append((message, error))
                 continue
             readable.append(message)
             if found is not None:
@@ -80,6 +82,8 @@ class Results:
             await self._commit(read)
         for message in readable:
             await message.ack()
+        for message, error in refused:
+            await burying.refuse(self._bus, message, error)
 
     async def _commit(self, read: Mapping[Key, Read]) -> None:
         async with self._db.read() as conn:

@@ -27,15 +27,16 @@ class Sayings:
         self._bus = bus
 
     async def take(self, messages: Sequence[Msg]) -> None:
-        """Keep and acknowledge."""
+        """Keep and acknowledge; then bury what cannot be read."""
         said: list[Said] = []
         readable: list[Msg] = []
+        refused: list[tuple[Msg, Unreadable | Foreign]] = []
         for message in messages:
             try:
                 said += _read(message)
                 readable.append(message)
             except (Unreadable, Foreign) as error:
-                await burying.refuse(self._bus, message, error)
+                refused.append((message, error))
         if said:
             async with self._db.read() as conn:
                 heard = await sayings.add(conn, said)
@@ -43,6 +44,8 @@ class Sayings:
                 self._bus.hint(subjects.invocation(invocation_id))
         for message in readable:
             await message.ack()
+        for message, error in refused:
+            await burying.refuse(self._bus, message, error)
 
 
 def _read(message: Msg) -> list[Said]:

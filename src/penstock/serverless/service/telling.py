@@ -19,6 +19,8 @@ from penstock.serverless.model import Announcement, Claimed, Committed, Mode
 from penstock.serverless.service.proofs import Keys
 from penstock.wire import subjects
 from penstock.wire.serverless import (
+    DEAD_LETTER_ERROR_CHARS_MAX,
+    DISPATCH_BYTES_MAX,
     MAC_HEADER,
     VERSION,
     CallAnswer,
@@ -72,6 +74,7 @@ def invocation_message(row: Announcement) -> tuple[str, str, bytes]:
 def dispatch_message(claimed: Claimed) -> tuple[str, dict[str, str], bytes]:
     """Subject, headers and body."""
     subject = subjects.dispatch(claimed.request, claimed.worker_id)
+    payload, reference = _carried(claimed)
     message = WorkerDispatchMessage(
         version=VERSION,
         invocationID=claimed.id,
@@ -90,8 +93,8 @@ def dispatch_message(claimed: Claimed) -> tuple[str, dict[str, str], bytes]:
         token=claimed.token.hex(),
         headers=dict(claimed.headers),
         attributes=dict(claimed.attributes),
-        payload=_NULL if claimed.payload is None else msgspec.Raw(claimed.payload),
-        payloadRef=_reference(claimed.payload_ref),
+        payload=payload,
+        payloadRef=reference,
     )
     body = _encode(message)
     headers = {
@@ -99,6 +102,16 @@ def dispatch_message(claimed: Claimed) -> tuple[str, dict[str, str], bytes]:
         MAC_HEADER: mac(claimed.mac_key, subject, body),
     }
     return subject, headers, body
+
+
+def _carried(claimed: Claimed) -> tuple[msgspec.Raw, Reference | None]:
+    """The payload in line, or what to fetch from the gateway: an object, or the row's own where that is large."""
+    if claimed.payload is None:
+        return _NULL, _reference(claimed.payload_ref)
+    if len(claimed.payload) <= DISPATCH_BYTES_MAX:
+        return msgspec.Raw(claimed.payload), None
+    digest = hashlib.sha256(claimed.payload).hexdigest()
+    return _NULL, Reference(key="", bytes=len(claimed.payload), sha256=digest)
 
 
 def _reference(value: object) -> Reference | None:
@@ -217,7 +230,7 @@ class Teller:
             projectID=row.project_id,
             workerName=row.worker_id,
             deliveryCount=row.attempt,
-            error=row.error,
+            error=row.error[:DEAD_LETTER_ERROR_CHARS_MAX],
         )
         headers = {"Nats-Msg-Id": f"dlq-{row.project_id}/{row.id}"}
         await self._publish(subjects.dead_letter("invocation", request), _encode(message), headers=headers)

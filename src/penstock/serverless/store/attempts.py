@@ -28,6 +28,13 @@ async def current(conn: Reader, *, project_id: str, invocation_id: str, token: b
     return Attempt(**dict(row)) if row else None
 
 
+async def payload(conn: Reader, *, project_id: str, invocation_id: str) -> bytes | None:
+    """The payload, if it is kept with the row."""
+    return await conn.fetchval(
+        "select payload from serverless.invocations where project_id = $1 and id = $2", project_id, invocation_id
+    )
+
+
 async def called(conn: Reader, *, project_id: str, parent_id: str, invocation_id: str) -> dict[str, Any] | None:
     """Where the result of an invocation that another one made is kept, if it is kept apart."""
     return await conn.fetchval(
