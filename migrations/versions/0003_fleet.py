@@ -43,7 +43,8 @@ STATEMENTS = (
         at timestamptz not null,
         listed_at timestamptz,
         listed_before_at timestamptz,
-        skew_s double precision not null default 0
+        skew_s double precision not null default 0,
+        trouble text not null default ''
     ) with (fillfactor = 50)
     """,
     # Since when some gateway has listened to nodes without a pause, and until when. Nodes' silence counts only then.
@@ -207,6 +208,11 @@ STATEMENTS = (
     select n.id as node_id, h.listed_at as reported_at from fleet.nodes n join fleet.heartbeats h on h.node_id = n.id
      where n.state in ('ready', 'cordoned', 'draining') and h.listed_at is not null
     """,
+    # When each node last named its units, also one that does not answer any more.
+    """
+    create view fleet.last_lists as
+    select node_id, listed_at from fleet.heartbeats where listed_at is not null
+    """,
     # Until when a unit that is over was known to run. One that a node reports without having been silent before ran
     # until then; after a silence nobody knows, and nobody pays for it.
     """
@@ -265,12 +271,13 @@ STATEMENTS = (
     """,
     # The same counted by rack, so that ten thousand slots need not be looked at one by one: a rack's placeable slots
     # are its `slots` less those of `unhealthy_slots` that are there. A node is `linked` while a gateway holds its
-    # link, and `fresh` when it was also heard of just now: one that died a moment ago is not.
+    # link, and `fresh` when it was also heard of just now, without trouble: one that died a moment ago is not, nor one
+    # whose disk is full.
     """
     create view fleet.placeable_racks as
     select r.id as rack_id, r.node_id, r.kind, r.gpu_model, r.profile, r.parent_uuid, r.memory_bytes, r.slots,
            n.serves_functions, l.node_id is not null as linked,
-           l.node_id is not null and h.at > clock_timestamp() - interval '8 seconds' as fresh
+           l.node_id is not null and h.at > clock_timestamp() - interval '8 seconds' and h.trouble = '' as fresh
       from fleet.racks r join fleet.nodes n on n.id = r.node_id
       left join fleet.heartbeats h on h.node_id = n.id
       left join fleet.links l on l.node_id = n.id

@@ -131,12 +131,17 @@ STATEMENTS = (
     create index allocations_payer on compute.allocations (organisation_id, project_id)
         where not settled and purpose <> 'stock' and (ended_at is null or active_at is not null)
     """,
-    # The meter's view: every allocation from its activation until it is paid for to the end.
+    # The meter's view: every allocation from its activation until it is paid for to the end. `heard_until` is when its
+    # unit was last known to run: in the last list of its node, or before it was gone.
     """
     create view compute.billable as
-        select id as allocation_id, organisation_id, project_id, key_id, purpose, sku, gpus, labels,
-            price_microusd_per_hour, active_at, billing_ended_at
-        from compute.allocations where active_at is not null and not settled and purpose <> 'stock'
+        select a.id as allocation_id, a.organisation_id, a.project_id, a.key_id, a.purpose, a.sku, a.gpus, a.labels,
+            a.price_microusd_per_hour, a.active_at, a.billing_ended_at,
+            coalesce(e.ran_until, n.listed_at) as heard_until
+        from compute.allocations a
+        left join fleet.last_lists n on n.node_id = a.node_id
+        left join fleet.unit_ends e on e.node_id = a.node_id and e.unit_id = a.unit_id
+        where a.active_at is not null and not a.settled and a.purpose <> 'stock'
     """,
     # What each organisation has asked for and not given back, at its price.
     """
@@ -230,11 +235,13 @@ STATEMENTS = (
         correlation_id text not null,
         created_by text not null,
         created_at timestamptz not null default clock_timestamp(),
+        looked_at timestamptz,
         finished_at timestamptz
     )
     """,
     "create index resolutions_text on compute.resolutions (project_id, base, md5(requirements), created_at)",
-    "create index resolutions_open on compute.resolutions (created_at) where finished_at is null",
+    "create index resolutions_open on compute.resolutions (project_id, created_at) where finished_at is null",
+    "create index resolutions_running on compute.resolutions (looked_at nulls first) where state = 'running'",
     "create index allocations_runtime on compute.allocations (runtime) where ended_at is null and runtime <> ''",
     """
     create view compute.quota_use as

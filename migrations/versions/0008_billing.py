@@ -413,13 +413,20 @@ BUDGETS = (
 )
 
 FUNDS = (
+    # Until when time counts at a moment: to its end, and while its node is silent to the last list of its units. Nodes
+    # name their units every few seconds: a list that is due counts as one that has come.
+    """
+    create function billing.counted_until(ended timestamptz, heard timestamptz, moment timestamptz)
+    returns timestamptz language sql immutable as
+    $$ select least(moment, coalesce(ended, case when heard < moment - interval '15 seconds' then heard end)) $$
+    """,
     # What allocations have cost since time was last charged, each from its own beginning, and until its end.
     """
     create view billing.unbilled as
         select b.organisation_id, b.price_microusd_per_hour, b.billing_ended_at,
             b.price_microusd_per_hour * greatest(0, extract(epoch from
-                coalesce(b.billing_ended_at, statement_timestamp()) - greatest(b.active_at, p.accrued_until))) / 3600
-                as cost_microusd
+                billing.counted_until(b.billing_ended_at, b.heard_until, statement_timestamp())
+                    - greatest(b.active_at, p.accrued_until))) / 3600 as cost_microusd
         from compute.billable b cross join billing.progress p
     """,
     # Locks the customer, then looks: a single statement would look with eyes from before it had to wait.

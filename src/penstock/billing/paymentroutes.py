@@ -55,7 +55,8 @@ def router(db: Database, provider: Provider | None, urls: ReturnUrls, terms: Pay
         route_handlers=[
             *_payments(db, Topups(db, provider, urls)),
             *_refunds(db, provider, terms),
-            *_inbox(db),
+            *_inbox_reads(db),
+            *_inbox_decisions(db),
             *(_webhook(db, provider, name) for name in PROVIDERS),
         ],
     )
@@ -129,7 +130,7 @@ def _refunds(db: Database, provider: Provider | None, terms: PaymentTerms) -> li
     return [create_refund, retry_refund]
 
 
-def _inbox(db: Database) -> list[Any]:
+def _inbox_reads(db: Database) -> list[Any]:
     @get("/billing/provider-events", operation_id="listProviderEvents")
     async def list_events(
         caller: Caller,
@@ -160,6 +161,10 @@ def _inbox(db: Database) -> list[Any]:
             event = await inbox.find(conn, caller, event_id)
         return msgspec.structs.replace(_event(event), body=event.body.decode("utf-8", "replace"))
 
+    return [list_events, get_event]
+
+
+def _inbox_decisions(db: Database) -> list[Any]:
     @post(
         "/billing/provider-events/{event_id:str}/accept",
         operation_id="acceptProviderEvent",
@@ -193,7 +198,7 @@ def _inbox(db: Database) -> list[Any]:
 
         return _ok(await idempotency.run(db, once, effect))
 
-    return [list_events, get_event, accept_event, discard_event]
+    return [accept_event, discard_event]
 
 
 def _webhook(db: Database, provider: Provider | None, name: str) -> Any:

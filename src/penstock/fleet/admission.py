@@ -17,7 +17,7 @@ from penstock.fleet.store import certificates
 from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import tasks as task_rows
-from penstock.fleet.store.links import LinkKey
+from penstock.fleet.store.links import Beat, LinkKey
 from penstock.kit.db import Database, Tx
 from penstock.kit.ids import new_id
 from penstock.wire import subjects
@@ -98,6 +98,6 @@ class Admission:
         )
         await link_rows.upsert(tx, key, gateway_id=self._gateway_id, address=self._address)
         await task_rows.free_leases(tx, key.node_id)
-        seen = await link_rows.beat(tx, [(key.node_id, key.link_id, 0.0)], listed=False)
+        seen = await link_rows.beat(tx, [Beat(node_id=key.node_id, link_id=key.link_id)], listed=False)
         tx.hint(subjects.node(key.node_id), key.link_id.encode())
         return Admitted(key, node.gpus_approved, seen[key.node_id])

@@ -17,11 +17,11 @@ from penstock.fleet.store import gpus as gpu_rows
 from penstock.fleet.store import links as link_rows
 from penstock.fleet.store import nodes as node_rows
 from penstock.fleet.store import slots as slot_rows
-from penstock.fleet.store.links import LinkKey, UnitRow
+from penstock.fleet.store.links import Beat, LinkKey, UnitRow
 from penstock.kit.db import Database, Tx
 from penstock.kit.telemetry import logger
 from penstock.wire import subjects
-from penstock.wire.link import GpuReading, Heartbeat, HeartbeatAck
+from penstock.wire.link import TROUBLE_CHARS_MAX, GpuReading, Heartbeat, HeartbeatAck
 
 #: So often what sensors showed is stored.
 READINGS_S: Final = 10.0
@@ -81,7 +81,15 @@ class Heartbeats:
         if not batch:
             return
         async with self._db.transaction() as tx:
-            beats = [(link.key.node_id, link.key.link_id, skew_s) for link, _, skew_s in batch]
+            beats = [
+                Beat(
+                    node_id=link.key.node_id,
+                    link_id=link.key.link_id,
+                    skew_s=skew_s,
+                    trouble=heartbeat.trouble.replace("\0", "")[:TROUBLE_CHARS_MAX],
+                )
+                for link, heartbeat, skew_s in batch
+            ]
             seen = await link_rows.beat(tx, beats, listed=True)
             counted = [(link, heartbeat) for link, heartbeat, _ in batch if link.key.node_id in seen]
             await _store_reports(tx, [pair for pair in counted if _report(pair[1]) != pair[0].stored])

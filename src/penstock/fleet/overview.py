@@ -28,11 +28,12 @@ select s.id as slot_id, s.node_id, s.whole_uuid as gpu_uuid, s.gpu_model as mode
 _NODES: Final = """
 select n.id, n.name, n.state, n.state_reason as reason, n.state_changed_at as since,
        (select max(not_after) from fleet.certificates c where c.node_id = n.id and c.revoked_at is null) as expires_at,
-       h.skew_s
+       h.skew_s, case when n.state in ('ready', 'cordoned', 'draining') then h.trouble else '' end as trouble
   from fleet.nodes n left join fleet.heartbeats h on h.node_id = n.id
  where n.state in ('unreachable', 'lost')
     or n.state in ('pending', 'enrolled') and n.state_changed_at < clock_timestamp() - interval '15 minutes'
     or abs(h.skew_s) > $1
+    or h.trouble <> '' and n.state in ('ready', 'cordoned', 'draining')
  order by n.state_changed_at limit $2
 """
 _SLOTS: Final = """
@@ -68,7 +69,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SickNode:
-    """A node that does not answer, never did, or whose clock is off."""
+    """A node that does not answer, never did, begins nothing new, or whose clock is off."""
 
     id: str
     name: str
@@ -77,6 +78,7 @@ class SickNode:
     since: datetime
     expires_at: datetime | None
     skew_s: float | None
+    trouble: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from penstock.wire import subjects
 from penstock.wire.link import ResultVerdict, TaskResult
 from penstock.wire.tasks import (
     PARAMS,
+    RUNTIME_BUILD,
     TOPOLOGY_DISCOVER,
     UNIT_HANDOFF,
     UNIT_START,
@@ -45,6 +46,8 @@ from penstock.wire.unreadable import UNREADABLE
 BODY_BYTES_MAX: Final = 192 << 10
 #: So many tasks in one frame at most: with the limit above they fit into it.
 BATCH_MAX: Final = 16
+#: Tasks that run nothing of a tenant's: two nodes may do them for one allocation.
+_HARMLESS: Final = (RUNTIME_BUILD,)
 _CODE: Final = re.compile(r"[^a-z0-9_.]")
 _DETAIL_MAX: Final = 2000
 
@@ -107,10 +110,12 @@ class Tasks:
             expires_at=body.expires_at,
         )
 
-    async def withdraw(self, tx: Tx, task_id: str, *, older_than_s: float) -> bool:
-        """Take back a task that its node has not been sent within this time; whether that was so. From then on it
-        cannot be sent."""
-        return await task_rows.withdraw(tx, task_id, older_than_s=older_than_s)
+    async def withdraw(self, tx: Tx, task_id: str, *, older_than_s: float, silent_for_s: float) -> bool:
+        """Take back a task that its node has not been sent within this time, or whose second execution elsewhere harms
+        nobody and whose node is silent; whether that was so. From then on it cannot be sent."""
+        return await task_rows.withdraw(
+            tx, task_id, older_than_s=older_than_s, harmless=_HARMLESS, silent_for_s=silent_for_s
+        )
 
     async def outcome(self, conn: Reader, task_id: str) -> TaskOutcome | None:
         """How the task ended, or none while it has not."""

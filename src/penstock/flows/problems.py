@@ -79,6 +79,14 @@ async def _orphans(conn: Reader) -> list[Problem]:
 
 
 def _node(found: SickNode) -> Problem:
+    if found.trouble:
+        return Problem(
+            kind="node_troubled",
+            id=found.id,
+            since=None,
+            reason=f"{found.name} begins nothing new: {found.trouble}",
+            repair="free space on the host's disk; the runbook full-disk.md says what goes on by itself",
+        )
     reason = found.reason or f"{found.name} is {found.state}"
     repair = {
         "unreachable": f"start its agent or mend its network; or `penstock node recover {found.id}`",

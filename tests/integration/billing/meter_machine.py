@@ -27,6 +27,7 @@ ORGANISATIONS: Final = ("org_a", "org_b")
 TARIFFS: Final = ((7, 1000), (1, 3), (999_983, 1_000_003), (12, 1))
 _MS: Final = timedelta(milliseconds=1)
 _US: Final = timedelta(microseconds=1)
+_LATE: Final = timedelta(seconds=15)
 _STATE: Final = """
     select (select coalesce(json_agg(u), '[]') from billing.usage u) as usage,
         (select coalesce(json_agg(d), '[]') from (select series_id, sum(amount_microusd)::bigint as amount,
@@ -127,6 +128,7 @@ class MeterMachine(RuleBasedStateMachine):
         self.recorded: dict[str, list[tuple[datetime, int]]] = defaultdict(list)
         self.slow: tuple[Any, str, int] | None = None
         self.known: set[str] = set()
+        self.charged_until: dict[str, datetime] = {}
         self.stage.runs.clear()
         self.runner.run(self._forget(price))
         self.runner.run(self.stage.start(self.now - ago * _MS))
@@ -188,6 +190,20 @@ class MeterMachine(RuleBasedStateMachine):
                 # The model does not ask the fleet.
                 self.stage.runs[run.id] = replace(run, ended_at=max(run.active_at, heard_at))
         self.seen["survived" if survives else "off"] += 1
+
+    @precondition(lambda self: self._running())
+    @rule(seconds=st.integers(90, 900), survives=st.booleans(), window=window_s)
+    def node_silent(self, seconds: int, survives: bool, window: int) -> None:
+        """Their node is not heard of for a while, and the biller runs on. Nothing of the silence is charged until the
+        node is back with its units; what it comes back without ended when it was last heard of."""
+        runs, heard_at = self._running(), self.now
+        self.runner.run(self.stage.hear(runs, heard_at))
+        self.now += timedelta(seconds=seconds)
+        self._accrue(timedelta(seconds=window))
+        heard = self.runner.run(self.stage.hear(runs, None))
+        for run in heard if not survives else ():
+            self.runner.run(self.stage.end(run, max(run.active_at, heard_at)))
+        self.seen["silent"] += 1
 
     def _running(self) -> list[Run]:
         return [run for run in self.stage.runs.values() if run.ended_at is None]
@@ -315,7 +331,15 @@ class MeterMachine(RuleBasedStateMachine):
         charged = [(_at(row["from_at"]), _at(row["until_at"])) for row in rows if row["nth"] == 0]
         given_back = [(_at(row["from_at"]), _at(row["until_at"])) for row in rows if row["nth"] == 1]
         expected = _covered(run, self.until)
-        assert _subtract(charged, given_back) == expected, (run, charged, given_back)
+        left = _subtract(charged, given_back)
+        end = left[0][1] if left else run.active_at
+        if run.heard_at is not None:
+            # Until a list is late, it counts as one that has come; before the silence, all may have been charged.
+            assert end <= max(run.heard_at + _LATE, self.charged_until.get(run.id, run.active_at)), (run, left)
+            assert end >= min(run.heard_at, self.until), (run, left)
+            expected = [(run.active_at, end)] if left else []
+        assert left == expected, (run, charged, given_back)
+        self.charged_until[run.id] = end
         exact = sum(
             (Fraction((end - begin) // _US * run.price_microusd, US_PER_HOUR) for begin, end in expected), Fraction()
         )

@@ -20,7 +20,7 @@ from penstock.billing.service.accrue import Accrue
 from penstock.billing.store import accrual, ledger
 from penstock.compute.settlement import Settlement
 from penstock.fleet.store import links
-from penstock.fleet.store.links import UnitRow
+from penstock.fleet.store.links import Beat, UnitRow
 from penstock.kit.db import Database, Tx
 from penstock.kit.ids import new_id
 
@@ -64,6 +64,11 @@ _AGO: Final = """
     update fleet.heartbeats set at = clock_timestamp() - make_interval(secs => $1),
         listed_at = clock_timestamp() - make_interval(secs => $1) where node_id = 'nod_off' returning listed_at
 """
+_HEARD: Final = """
+    insert into fleet.heartbeats (node_id, at, listed_at) select 'nod_off', heard, heard
+    from (select coalesce($1, timestamptz 'infinity') as heard) h
+    on conflict (node_id) do update set at = excluded.at, listed_at = excluded.listed_at
+"""
 #: What each series was charged and how long for, from the usage rows and from the days.
 _CHARGED: Final = """
     select s.id, coalesce(u.amount, 0)::bigint as amount, coalesce(u.quantity, 0)::bigint as quantity,
@@ -97,6 +102,8 @@ class Run:
     price_microusd: int
     active_at: datetime
     ended_at: datetime | None = None
+    #: When its node was last heard of, while the node is silent.
+    heard_at: datetime | None = None
 
     def cost(self, until: datetime) -> int:
         """The closed form: what it must have been charged when everything is charged until then."""
@@ -176,7 +183,7 @@ class Stage:
         async with self.db.transaction() as tx:
             await tx.execute(_NODE)
             units = [UnitRow("nod_off", run.id, "running", None, "") for run in runs]
-            key = [("nod_off", "lnk_off", 0.0)]
+            key = [Beat(node_id="nod_off", link_id="lnk_off")]
             await links.beat(tx, key, listed=True)
             await links.replace_units(tx, ["nod_off"], units)
             heard_at = await tx.fetchval(_AGO, seconds)
@@ -186,6 +193,17 @@ class Stage:
             await links.replace_units(tx, ["nod_off"], units if survives else [])
             ends = await tx.fetch("select unit_id, ran_until from fleet.unit_ends where node_id = 'nod_off'")
         return {row["unit_id"]: row["ran_until"] - heard_at for row in ends}
+
+    async def hear(self, runs: Sequence[Run], at: datetime | None) -> list[Run]:
+        """Their node named them last at this time and has been silent since; at none, it is back with its units."""
+        async with self.db.transaction() as tx:
+            await tx.execute(_NODE)
+            await tx.execute(_HEARD, at)
+            await tx.execute(
+                "update compute.allocations set node_id = 'nod_off' where id = any($1)", [run.id for run in runs]
+            )
+        self.runs |= {run.id: replace(run, heard_at=at) for run in runs}
+        return [self.runs[run.id] for run in runs]
 
     async def record(
         self, quantity: int, at: datetime, *, org: str = "org_a", price: int, per: int, resource: str = "fn"

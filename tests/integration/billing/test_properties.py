@@ -72,6 +72,7 @@ def _was_worth_it(seen: dict[str, int], examples: int) -> None:
         "back": 0.1,
         "off": 0.1,
         "survived": 0.1,
+        "silent": 0.1,
     }
     short = {what: seen[what] for what, share in at_least.items() if seen[what] < share * examples}
     assert not short, seen

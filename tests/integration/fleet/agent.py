@@ -155,12 +155,21 @@ class Agent:
         *,
         ahead_s: float = 0,
         serves_functions: bool = False,
+        trouble: str = "",
     ) -> None:
         """A heartbeat, by a clock that may be wrong."""
         from datetime import timedelta
 
         at = utc_now() + timedelta(seconds=ahead_s)
-        await self.send(Heartbeat(sent_at=at, units=units or [], gpus=gpus or [], serves_functions=serves_functions))
+        await self.send(
+            Heartbeat(
+                sent_at=at,
+                units=units or [],
+                gpus=gpus or [],
+                serves_functions=serves_functions,
+                trouble=trouble,
+            )
+        )
 
     async def task(self, *, timeout: float = 5) -> TaskBody:
         """The next single task."""

@@ -106,6 +106,22 @@ async def _serve(database: Database) -> list[bool]:
         return [row[0] for row in await conn.fetch("select serves_functions from fleet.placeable_slots")]
 
 
+async def test_a_nodes_trouble_is_kept_until_it_says_otherwise(
+    enrol: Enrol, connect: Connect, database: Database
+) -> None:
+    await enrol()
+    agent = await connect()
+    await agent.send(agent.hello())
+    await agent.expect(Welcome)
+    for said, kept in (("the disk\0 is full", "the disk is full"), ("x" * 5000, "x" * 300), ("", "")):
+        await agent.beat(trouble=said)
+        await agent.expect(HeartbeatAck)
+        async with database.read() as conn:
+            assert await conn.fetchval("select trouble from fleet.heartbeats") == kept
+            fresh = await conn.fetch("select distinct fresh from fleet.placeable_racks")
+        assert [row["fresh"] for row in fresh] == [not kept]
+
+
 async def test_a_life_from_registration_to_the_end(
     database: Database, enrol: Enrol, connect: Connect, nodes: Nodes, operator: Caller
 ) -> None:

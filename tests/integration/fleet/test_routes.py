@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import msgspec
@@ -19,6 +20,7 @@ from penstock.kit.caller import Caller
 from penstock.kit.db import Database
 from penstock.kit.edge import Edge
 from penstock.kit.errors import Unauthenticated
+from penstock.kit.exchanges import Exchanges
 from penstock.kit.ids import new_id
 from penstock.node.layout import mps_shares
 from penstock.wire.link import Welcome
@@ -48,7 +50,7 @@ async def client(
     database: Database, enrolment: Enrolment, claims: Holders, operator: Caller
 ) -> AsyncIterator[httpx.AsyncClient]:
     """An operator's client."""
-    app = Edge(http.application([router(enrolment, claims, database)], Keys(operator)))
+    app = Edge(http.application([router(enrolment, claims, database)], Keys(operator)), Exchanges(AsyncMock()))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app),  # pyright: ignore[reportArgumentType]
         base_url="http://test",

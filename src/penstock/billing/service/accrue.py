@@ -17,7 +17,7 @@ from penstock.billing.store import accrual
 from penstock.billing.store.accrual import Excess
 from penstock.kit.db import Database, Tx
 
-WINDOWS_MAX: Final = 60
+WINDOWS_MAX: Final = 180
 #: A minute's work or so: a step that took longer than a command may would never end.
 USES_MAX: Final = 2_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,11 +48,14 @@ class Accrue:
         if now < since + self.window:
             return None
         ended = _begin(now, self.window)
-        until = min(ended, _begin(since, self.window) + await _windows_max(tx) * self.window)
+        step = await _windows_max(tx) * self.window
+        until = min(ended, _begin(since, self.window) + step)
         await accrual.open_payers(tx)
         for owed in await accrual.excess(tx, run_at=until):
             await _give_back(tx, owed, until)
-        charged, paid_up = await accrual.accrue(tx, since=since, until=until, window=self.window)
+        charged, paid_up = await accrual.accrue(
+            tx, since=since, until=until, window=self.window, each_max=step + self.window
+        )
         await self.allocations.settle(tx, paid_up)
         await accrual.advance(tx, until)
         return replace(charged, behind=until < ended)

@@ -23,7 +23,7 @@ _UNTIL: Final = _TOTAL.format(at="until_at", per=US_PER_HOUR)
 #: Allocations on the meter, with what is charged of them already.
 _METERED: Final = """
     select b.allocation_id as series_id, b.organisation_id, b.project_id, b.key_id, b.purpose, b.sku, b.gpus, b.labels,
-        b.price_microusd_per_hour as price, b.active_at, b.billing_ended_at as ended_at,
+        b.price_microusd_per_hour as price, b.active_at, b.billing_ended_at as ended_at, b.heard_until,
         coalesce(last.until_at, b.active_at) as since
     from compute.billable b
     left join lateral (
@@ -31,13 +31,15 @@ _METERED: Final = """
     ) last on true
 """
 
-#: $1 until when, $2 the length of a window, $3 until when all was charged before. A window that is begun twice, because
-#: its length was changed, begins the second time where the first left off. Who became a payer after accounts were
-#: opened waits for the next run, and so does an end that came after `_EXCESS` and lies before what was charged.
+#: $1 until when, $2 the length of a window, $3 until when all was charged before, $4 the most that is charged of one
+#: allocation. A window that is begun twice, because its length was changed or its node was silent, begins the second
+#: time where the first left off. Who became a payer after accounts were opened waits for the next run, and so does an
+#: end that came after `_EXCESS` and lies before what was charged.
 _ACCRUE: Final = f"""
     with metered as materialized (
-        {_METERED} where b.active_at < $1::timestamptz
-            and b.organisation_id in (select organisation_id from billing.customers)
+        select m.*, least(billing.counted_until(ended_at, heard_until, $1), since + $4::interval) as due
+        from ({_METERED} where b.active_at < $1::timestamptz
+            and b.organisation_id in (select organisation_id from billing.customers)) m
     ), opened as (
         insert into billing.series (id, organisation_id, project_id, key_id, resource_kind, resource_id, meter, detail,
             gpus, labels, price_microusd, per)
@@ -48,10 +50,10 @@ _ACCRUE: Final = f"""
         update billing.series s set labels = m.labels from metered m where s.id = m.series_id and s.labels <> m.labels
     ), slices as (
         select m.*, case when w < since and since > active_at then since else w end as window_start,
-            greatest(w, since) as from_at, least(w + $2::interval, $1, ended_at) as until_at
+            greatest(w, since) as from_at, least(w + $2::interval, due) as until_at
         from metered m cross join lateral generate_series(
-            date_bin($2, since, timestamptz 'epoch'), least($1, ended_at) - interval '1 microsecond', $2) w
-        where since < least($1, ended_at)
+            date_bin($2, since, timestamptz 'epoch'), due - interval '1 microsecond', $2) w
+        where since < due
     ), pending as materialized (
         select project_id, key, series_id, quantity from billing.recorded
         where state = 'pending' and recorded_at < $1
@@ -121,7 +123,7 @@ _ACCRUE: Final = f"""
     )
     select (select count(*) from charges) as windows, (select count(*) from numbered) as transfers,
         (select coalesce(sum(amount), 0)::bigint from numbered) as amount,
-        array(select series_id from metered where ended_at <= $1 and (since <= ended_at or since = active_at)) as ended
+        array(select series_id from metered where ended_at <= due and (since <= ended_at or since = active_at)) as ended
 """  # noqa: S608
 
 #: Windows that were charged beyond what turned out to be the end, each with what is given back of it, once. They are
@@ -229,12 +231,14 @@ async def excess(tx: Tx, *, run_at: datetime) -> list[Excess]:
     return [Excess(corrects=row[0], organisation_id=row[1], amount_microusd=row[2]) for row in rows]
 
 
-async def accrue(tx: Tx, *, since: datetime, until: datetime, window: timedelta) -> tuple[Accrued, list[str]]:
+async def accrue(
+    tx: Tx, *, since: datetime, until: datetime, window: timedelta, each_max: timedelta
+) -> tuple[Accrued, list[str]]:
     """Charge all time and usage until then; what that was, and the allocations that are charged to their end. Before,
-    it was done until `since`."""
+    it was done until `since`. Of an allocation whose node was silent at most `each_max` is charged at once."""
     # For this transaction: what a hundred thousand allocations need is sorted and joined without files.
     await tx.execute("set local work_mem = '64MB'")
-    row = await tx.fetchrow(_ACCRUE, until, window, since)
+    row = await tx.fetchrow(_ACCRUE, until, window, since, each_max)
     assert row is not None
     charged = Accrued(
         until=until,

@@ -75,7 +75,7 @@ _LACKING: Final = """
     ) rate
     cross join lateral (
         select coalesce(sum(a.price_microusd_per_hour * greatest(0, extract(epoch from
-            coalesce(a.billing_ended_at, $5, statement_timestamp())
+            billing.counted_until(a.billing_ended_at, a.heard_until, coalesce($5, statement_timestamp()))
                 - greatest(a.active_at, g.accrued_until, b.starts_at)))), 0) as microusd_s
         from compute.billable a
         where a.organisation_id = b.organisation_id and a.project_id = b.project_id

@@ -28,7 +28,9 @@ _JUDGE: Final = """
             select sum(a.price_microusd_per_hour) filter (where a.billing_ended_at is null) as price,
                 max(a.active_at) filter (where a.billing_ended_at is null) as newest,
                 ceil(sum(a.price_microusd_per_hour * greatest(0, extract(epoch from
-                    least(coalesce(a.billing_ended_at, $2::timestamptz), b.ends_at)
+                    least(case when billing.counted_until(a.billing_ended_at, a.heard_until, $1) < $1
+                        then billing.counted_until(a.billing_ended_at, a.heard_until, $1)
+                        else coalesce(a.billing_ended_at, $2::timestamptz) end, b.ends_at)
                         - greatest(a.active_at, g.accrued_until, b.starts_at)))) / 3600) as cost
             from compute.billable a
             where a.organisation_id = b.organisation_id and a.project_id = b.project_id

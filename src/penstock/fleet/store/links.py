@@ -54,24 +54,41 @@ async def find_gateway(conn: Reader, node_id: str) -> str | None:
 
 
 _BEAT = """
-insert into fleet.heartbeats as h (node_id, at, skew_s, listed_at)
-select b.node_id, clock_timestamp(), b.skew_s, case when $4 then clock_timestamp() end
-  from unnest($1::text[], $2::text[], $3::float8[]) b(node_id, link_id, skew_s)
+insert into fleet.heartbeats as h (node_id, at, skew_s, listed_at, trouble)
+select b.node_id, clock_timestamp(), b.skew_s, case when $4 then clock_timestamp() end, b.trouble
+  from unnest($1::text[], $2::text[], $3::float8[], $5::text[]) b(node_id, link_id, skew_s, trouble)
   join fleet.links l on l.node_id = b.node_id and l.link_id = b.link_id
   join fleet.certificates c on c.serial = l.serial and c.revoked_at is null
  order by b.node_id
-on conflict (node_id) do update set at = excluded.at, skew_s = excluded.skew_s,
+on conflict (node_id) do update set at = excluded.at, skew_s = excluded.skew_s, trouble = excluded.trouble,
        listed_at = coalesce(excluded.listed_at, h.listed_at),
        listed_before_at = case when $4 then h.listed_at else h.listed_before_at end
 returning h.node_id, h.at
 """
 
 
-async def beat(tx: Tx, beats: Sequence[tuple[str, str, float]], *, listed: bool) -> dict[str, datetime]:
-    """(node, link, skew) of many nodes at once. Only current links with good certificates count; these are returned.
-    `listed` says that their units are known too, from here on."""
-    nodes, links, skews = ([beat[place] for beat in beats] for place in range(3))
-    return {row["node_id"]: row["at"] for row in await tx.fetch(_BEAT, nodes, links, skews, listed)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """A node's sign of life over a link. `trouble` is in the node's words."""
+
+    node_id: str
+    link_id: str
+    skew_s: float = 0.0
+    trouble: str = ""
+
+
+async def beat(tx: Tx, beats: Sequence[Beat], *, listed: bool) -> dict[str, datetime]:
+    """Many nodes at once. Only current links with good certificates count; these are returned. `listed` says that
+    their units are known too, from here on."""
+    rows = await tx.fetch(
+        _BEAT,
+        [beat.node_id for beat in beats],
+        [beat.link_id for beat in beats],
+        [beat.skew_s for beat in beats],
+        listed,
+        [beat.trouble for beat in beats],
+    )
+    return {row["node_id"]: row["at"] for row in rows}
 
 
 @dataclass(frozen=True, slots=True)

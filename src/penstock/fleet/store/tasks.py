@@ -98,16 +98,22 @@ async def fence_off(tx: Tx, allocation_id: str, fence: int) -> list[str]:
     return [row["id"] for row in rows]
 
 
-async def withdraw(tx: Tx, task_id: str, *, older_than_s: float) -> bool:
-    """End a task that has waited so long and was never sent: it has certainly had no effect, and never will."""
-    rows = await tx.fetch(
-        "update fleet.tasks set state = 'refused', error_code = 'withdrawn', detail = 'the node did not take it',"
-        " finished_at = clock_timestamp() where id = $1 and state = 'queued' and attempts = 0"
-        " and created_at < clock_timestamp() - make_interval(secs => $2) returning id",
-        task_id,
-        older_than_s,
-    )
-    return bool(rows)
+_WITHDRAW = """
+update fleet.tasks t
+   set state = 'refused', error_code = 'withdrawn', detail = 'the node did not take it', finished_at = clock_timestamp()
+ where id = $1 and created_at < clock_timestamp() - make_interval(secs => $2)
+   and (state = 'queued' and attempts = 0
+        or type = any($3) and state in ('queued', 'leased') and exists (
+            select 1 from fleet.heartbeats h
+             where h.node_id = t.node_id and h.at < clock_timestamp() - make_interval(secs => $4)))
+returning id
+"""
+
+
+async def withdraw(tx: Tx, task_id: str, *, older_than_s: float, harmless: Sequence[str], silent_for_s: float) -> bool:
+    """End a task that has waited so long and was never sent: it has certainly had no effect, and never will. One of the
+    harmless types is ended also when it was sent, once its node has been silent for so long."""
+    return bool(await tx.fetch(_WITHDRAW, task_id, older_than_s, list(harmless), silent_for_s))
 
 
 async def insert(tx: Tx, task: NewTask) -> str:
