@@ -46,7 +46,8 @@ def router(
     return Router(
         path="/",
         route_handlers=[
-            *_allocation_routes(create, Release(limits), db, gateway_url),
+            *_allocation_changes(create, Release(limits), db, gateway_url),
+            *_allocation_reads(db, gateway_url),
             *_sku_routes(users, db),
             *_quota_routes(Quotas(projects, limits), db),
             *_runtime_routes(users, db),
@@ -58,7 +59,7 @@ def router(
     )
 
 
-def _allocation_routes(create: Create, release: Release, db: Database, gateway_url: str) -> Sequence[HTTPRouteHandler]:
+def _allocation_changes(create: Create, release: Release, db: Database, gateway_url: str) -> Sequence[HTTPRouteHandler]:
     @post("/allocations", operation_id="createAllocation", opt={"action": "allocations.create", "denial": Policy})
     async def create_allocation(
         caller: Caller, once: Once | None, data: rest.AllocationCreate
@@ -71,6 +72,30 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
 
         return http.created(await idempotency.run(db, once, effect))
 
+    @patch("/allocations/{allocation_id:str}", operation_id="updateAllocation", opt={"action": "allocations.update"})
+    async def update_allocation(caller: Caller, allocation_id: str, data: rest.AllocationUpdate) -> rest.Allocation:
+        """Change the name or replace the labels."""
+        wanted = http.path_id("alc", allocation_id)
+        async with db.transaction() as tx:
+            return schemas.allocation(await read.update(tx, caller, wanted, data), gateway_url)
+
+    @post(
+        "/allocations/{allocation_id:str}/release",
+        operation_id="releaseAllocation",
+        opt={"action": "allocations.release"},
+        status_code=200,
+    )
+    async def release_allocation(caller: Caller, allocation_id: str, data: rest.ReleaseRequest) -> rest.Allocation:
+        """Ask for the end; asking again changes nothing, and tries again what could not be released."""
+        wanted = http.path_id("alc", allocation_id)
+        async with db.transaction() as tx:
+            moved = await release(tx, caller, wanted, data.reason)
+            return schemas.allocation(moved, gateway_url)
+
+    return [create_allocation, update_allocation, release_allocation]
+
+
+def _allocation_reads(db: Database, gateway_url: str) -> Sequence[HTTPRouteHandler]:
     @get("/allocations", operation_id="listAllocations")
     async def list_allocations(
         caller: Caller,
@@ -101,27 +126,7 @@ def _allocation_routes(create: Create, release: Release, db: Database, gateway_u
         async with db.read() as conn:
             return schemas.allocation(await read.get(conn, caller, wanted), gateway_url)
 
-    @patch("/allocations/{allocation_id:str}", operation_id="updateAllocation", opt={"action": "allocations.update"})
-    async def update_allocation(caller: Caller, allocation_id: str, data: rest.AllocationUpdate) -> rest.Allocation:
-        """Change the name or replace the labels."""
-        wanted = http.path_id("alc", allocation_id)
-        async with db.transaction() as tx:
-            return schemas.allocation(await read.update(tx, caller, wanted, data), gateway_url)
-
-    @post(
-        "/allocations/{allocation_id:str}/release",
-        operation_id="releaseAllocation",
-        opt={"action": "allocations.release"},
-        status_code=200,
-    )
-    async def release_allocation(caller: Caller, allocation_id: str, data: rest.ReleaseRequest) -> rest.Allocation:
-        """Ask for the end; asking again changes nothing, and tries again what could not be released."""
-        wanted = http.path_id("alc", allocation_id)
-        async with db.transaction() as tx:
-            moved = await release(tx, caller, wanted, data.reason)
-            return schemas.allocation(moved, gateway_url)
-
-    return [create_allocation, list_allocations, get_allocation, update_allocation, release_allocation]
+    return [list_allocations, get_allocation]
 
 
 def _sku_routes(users: Users, db: Database) -> Sequence[HTTPRouteHandler]:

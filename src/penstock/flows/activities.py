@@ -58,6 +58,8 @@ class Timing:
     stop_s: float = 600.0
     #: A unit whose node has not been sent its task within this time is placed on another node, if one has room.
     take_s: float = 5.0
+    #: A build that was sent goes elsewhere when its node is silent for so long.
+    silent_s: float = 15.0
     #: A release waits so long for a node that does not answer; an undo does not.
     silence_s: float = 60.0
 
@@ -344,7 +346,9 @@ class Activities:
         try:
             async with self._db.transaction() as tx:
                 found = await advance.situation(tx, order.allocation_id, order.fence)
-                if found is None or not await self._tasks.withdraw(tx, sent.task_id, older_than_s=self._timing.take_s):
+                if found is None or not await self._tasks.withdraw(
+                    tx, sent.task_id, older_than_s=self._timing.take_s, silent_for_s=self._timing.silent_s
+                ):
                     return False
                 if not await self._moves.relocate(tx, found):
                     raise _NowhereElse

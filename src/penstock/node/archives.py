@@ -1,7 +1,8 @@
 """Code archives, unpacked in a process of its own (`node.unpacker`) with limits, that ends with what wants it.
 
-Nothing in an archive is believed, and nothing of it is read in this process. One that cannot be used is `bad_code`, on
-this node as on any other; what went wrong here and might do better elsewhere is `code_not_unpacked` or `disk_full`.
+Nothing in an archive is believed, and nothing of it is read in this process. `bad_code` is only what the reader found
+in the archive: it is the same on every node. The limits of the process, its memory and the errors of the system depend
+on the node, so they are `code_not_unpacked` or `disk_full`, and another node may do better.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import penstock
-from penstock.node.errors import DISK_FULL, Failed
+from penstock.node.errors import CODE_NOT_UNPACKED, DISK_FULL, Failed
 from penstock.node.unpacker import BAD, FAILED
 from penstock.wire import archives
 from penstock.wire.tasks import BAD_CODE
@@ -81,13 +82,13 @@ def _judge(code: int, said: str, limits: Limits) -> None:
     if code == BAD:
         raise bad(said)
     if code == -signal.SIGXCPU:
-        raise bad(f"it takes more than {limits.cpu_s} s to unpack")
+        raise Failed(CODE_NOT_UNPACKED, f"unpacking the code took more than {limits.cpu_s} s of processor time")
     if code == -signal.SIGALRM:
         raise _slow(limits)
     if code == FAILED:
         raise _failed(int(said))
     if code:
-        raise Failed("code_not_unpacked", f"the code cannot be unpacked: the unpacker ended with {code}")
+        raise Failed(CODE_NOT_UNPACKED, f"the code cannot be unpacked: the unpacker ended with {code}")
 
 
 def bad(detail: str) -> Failed:
@@ -96,12 +97,10 @@ def bad(detail: str) -> Failed:
 
 
 def _slow(limits: Limits) -> Failed:
-    return Failed("code_not_unpacked", f"the code was not unpacked within {limits.wall_s} s")
+    return Failed(CODE_NOT_UNPACKED, f"the code was not unpacked within {limits.wall_s} s")
 
 
 def _failed(number: int) -> Failed:
-    if number in (errno.EFBIG, errno.ENAMETOOLONG):
-        return bad(os.strerror(number))
     full = number in (errno.ENOSPC, errno.EDQUOT)
-    code = DISK_FULL if full else "code_not_unpacked"
+    code = DISK_FULL if full else CODE_NOT_UNPACKED
     return Failed(code, f"the code cannot be unpacked on this node: {os.strerror(number)}")

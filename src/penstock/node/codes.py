@@ -1,6 +1,7 @@
 """Functions' code on this node: archives by their SHA-256, fetched from a gateway once, kept up to a number of bytes.
 
-A file below the folder is whole or not there. Those that have not been used for the longest time go first.
+A file below the folder is whole or not there. Those that have not been used for the longest time go first. No failure
+here is the archive's fault: another node, or another attempt, may have it.
 """
 
 import asyncio
@@ -18,9 +19,9 @@ from penstock.kit import dialling
 from penstock.kit.clock import backoff_s
 from penstock.kit.full import is_full
 from penstock.kit.telemetry import logger
-from penstock.node.errors import DISK_FULL, Failed
+from penstock.node.errors import CODE_UNAVAILABLE, DISK_FULL, Failed
 from penstock.node.identity import Identity
-from penstock.wire.tasks import BAD_CODE, Code
+from penstock.wire.tasks import Code
 
 _log = logger(__name__)
 _TRIES: Final = 5
@@ -35,7 +36,7 @@ Fetch = Callable[[str], AsyncIterator[bytes]]
 
 
 class Away(Exception):
-    """No gateway could answer; another attempt may do better."""
+    """No gateway gave the code; another attempt may do better."""
 
 
 class Codes:
@@ -86,7 +87,9 @@ class Codes:
 
     async def _bring(self, code: Code, allocation_id: str) -> Path:
         if code.bytes > self._bytes_max:
-            raise Failed(BAD_CODE, f"the code has {code.bytes} bytes, this node keeps at most {self._bytes_max}")
+            raise Failed(
+                CODE_UNAVAILABLE, f"the code has {code.bytes} bytes, this node keeps at most {self._bytes_max}"
+            )
         last = ""
         with suppress(TimeoutError):
             async with asyncio.timeout(_TIMEOUT_S):
@@ -98,7 +101,7 @@ class Codes:
                         if is_full(error) and not self._drop_oldest():
                             raise Failed(DISK_FULL, f"no space for the function's code: {last}") from error
                     await asyncio.sleep(backoff_s(attempt + 1, base_s=0.1, cap_s=2.0))
-        raise Failed("code_unavailable", f"the function's code could not be fetched: {last or 'it took too long'}")
+        raise Failed(CODE_UNAVAILABLE, f"the function's code could not be fetched: {last or 'it took too long'}")
 
     async def _fetch_once(self, code: Code, allocation_id: str) -> Path:
         unfinished = self._folder / f".{secrets.token_hex(8)}"
@@ -112,11 +115,18 @@ class Codes:
                     digest.update(piece)
                     file.write(piece)
             if size != code.bytes or digest.hexdigest() != code.sha256:
-                raise Failed(BAD_CODE, "what came is not the code that the function's version names")
+                raise Away("other bytes came than the function's version names")
             self._make_room(code)
             return unfinished.rename(self._folder / code.sha256)
         finally:
             unfinished.unlink(missing_ok=True)
+
+    async def drop_damaged(self, archive: Path) -> bool:
+        """Delete an archive whose bytes changed on this node's disk; whether they had."""
+        if await asyncio.to_thread(_digest, archive) == archive.name:
+            return False
+        archive.unlink(missing_ok=True)
+        return True
 
     def _drop_oldest(self) -> bool:
         """Give up the archive that was not used for the longest time; whether there was one."""
@@ -141,6 +151,14 @@ class Codes:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _digest(archive: Path) -> str:
+    try:
+        with archive.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 class FromGateway:

@@ -4,6 +4,10 @@ from typing import Final
 
 #: The node's disk has no space.
 DISK_FULL: Final = "disk_full"
+#: This node could not get the code of a function.
+CODE_UNAVAILABLE: Final = "code_unavailable"
+#: This node could not unpack the code of a function.
+CODE_NOT_UNPACKED: Final = "code_not_unpacked"
 
 
 class NodeError(Exception):

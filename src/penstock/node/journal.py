@@ -4,14 +4,16 @@ It outlives the agent, however that ends. A task is noted before its first effec
 has acknowledged it, and for a while after, so that a repeated task gets the same answer and has no second effect. Of
 the host's own crash it may lose the last moments: no unit outlives that either.
 
-Without space on the disk nothing new begins. Facts (how a task ended, what became of a unit) are kept in memory and
-written when there is space again, and stops are done all the same: they are what gives space back.
+Without space on the disk, or with a damaged file, nothing new begins. Facts (how a task ended, what became of a unit)
+are kept in memory and written when that is possible again, and stops are done all the same: they are what gives space
+back.
 """
 
 import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +43,7 @@ create table if not exists fences (
 ) strict;
 create index if not exists fences_by_expiry on fences (expires_at);
 create table if not exists units (unit_id text primary key, record blob not null) strict;
+create table if not exists probes (id integer primary key, count integer not null) strict;
 """
 
 
@@ -99,11 +102,17 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._db = self._thread.submit(_open, path).result()
+        try:
+            self._db = self._thread.submit(_open, path).result()
+        except sqlite3.DatabaseError as error:
+            self._thread.shutdown()
+            raise _unwritten(error) from error
         #: Facts that the disk did not take, by what they are of; the thread's own.
         self._owed: dict[tuple[str, str], Callable[[sqlite3.Connection], Any]] = {}
         #: Fences of stops among them.
         self._fences: dict[str, int] = {}
+        #: Why the last write was not taken; empty when it was.
+        self.trouble = ""
 
     async def _call(self, work: Callable[[sqlite3.Connection], T], *, of: tuple[str, str] = ("", "")) -> T:
         """Do this now; Unwritten if the disk does not take it. An owed fact of the same is replaced by it."""
@@ -131,13 +140,25 @@ class Journal:
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             with self._db:
-                return work(self._db)
-        except sqlite3.OperationalError as error:
-            full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-            raise Unwritten(DISK_FULL if full else "disk_failed", f"the node's journal: {error}") from error
+                done = work(self._db)
+        except sqlite3.DatabaseError as error:
+            if not _is_of_the_disk(error):
+                raise
+            unwritten = _unwritten(error)
+            if not self.trouble:
+                _log.error("journal_unwritable", code=unwritten.code, error=unwritten.detail)
+            self.trouble = unwritten.detail
+            raise unwritten from error
+        if self.trouble:
+            _log.info("journal_writable")
+        self.trouble = ""
+        return done
 
     def _settle(self) -> Unwritten | None:
-        """Write what is owed, in its order; why not all of it."""
+        """Write what is owed, in its order, and after trouble anything at all; why not all of it."""
+        if self.trouble and not self._owed:
+            with suppress(Unwritten):
+                self._transact(_probe)
         for of, work in list(self._owed.items()):
             try:
                 self._transact(work)
@@ -149,7 +170,7 @@ class Journal:
 
     async def settle(self) -> None:
         """Write what is owed, as far as the disk takes it."""
-        if self._owed:
+        if self._owed or self.trouble:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._settle)
 
     async def begin(self, task: TaskBody, signed: SignedTask, *, expired: bool) -> Begun:
@@ -220,6 +241,27 @@ class Journal:
         self._thread.submit(self._settle).result()
         self._thread.submit(self._db.close).result()
         self._thread.shutdown()
+
+
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+#: The low byte of an extended error code is the kind.
+_KIND: Final = 0xFF
+
+
+def _is_of_the_disk(error: sqlite3.DatabaseError) -> bool:
+    """Not of our statements: those are bugs. A damaged file has no class of its own."""
+    return isinstance(error, (sqlite3.OperationalError, sqlite3.InternalError)) or type(error) is sqlite3.DatabaseError
+
+
+def _unwritten(error: sqlite3.DatabaseError) -> Unwritten:
+    kind = getattr(error, "sqlite_errorcode", 0) & _KIND
+    if kind in _DAMAGED:
+        return Unwritten("journal_damaged", f"the node's journal is damaged: {error}")
+    return Unwritten(DISK_FULL if kind == sqlite3.SQLITE_FULL else "disk_failed", f"the node's journal: {error}")
+
+
+def _probe(db: sqlite3.Connection) -> None:
+    db.execute("insert into probes values (0, 1) on conflict (id) do update set count = count + 1")
 
 
 def _open(path: Path) -> sqlite3.Connection:

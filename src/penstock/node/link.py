@@ -29,6 +29,7 @@ from penstock.node.tasks import CONCURRENCY
 from penstock.wire.link import (
     FRAME_BYTES_MAX,
     PROTOCOL_VERSIONS,
+    TROUBLE_CHARS_MAX,
     Ask,
     Challenge,
     FromAgent,
@@ -134,6 +135,7 @@ class Link:
         version: str,
         production: bool,
         serves_functions: Callable[[], bool] = lambda: False,
+        trouble: Callable[[], str] = lambda: "",
         health: Health | None = None,
         secrets: Secrets | None = None,
         crowd: Crowd | None = None,
@@ -151,6 +153,7 @@ class Link:
         self._version = version
         self._production = production
         self._serves_functions = serves_functions
+        self._trouble = trouble
         self._again = asyncio.Event()
         self.crowd = crowd or Crowd()
         self._pace = Pace(self.crowd)
@@ -285,6 +288,7 @@ class Link:
                 gpus=gpus,
                 readings=readings,
                 serves_functions=self._serves_functions(),
+                trouble=self._trouble()[:TROUBLE_CHARS_MAX],
             )
             await _send(socket, heartbeat)
             await asyncio.sleep(min(every_s, _HEARTBEAT_PAUSE_S))
@@ -327,13 +331,18 @@ async def _send(socket: aiohttp.ClientWebSocketResponse, frame: FromAgent) -> No
         await socket.send_bytes(_encoder.encode(frame))
 
 
+def decode(data: bytes) -> FromGateway:
+    """A frame of a gateway's; Unlinked for anything else."""
+    try:
+        return _decoder.decode(data)
+    except UNREADABLE as error:
+        raise Unlinked("protocol", f"a frame cannot be read: {error}") from error
+
+
 async def _receive(socket: aiohttp.ClientWebSocketResponse) -> FromGateway:
     message = await socket.receive()
     if message.type is aiohttp.WSMsgType.BINARY:
-        try:
-            return _decoder.decode(message.data)
-        except UNREADABLE as error:
-            raise Unlinked("protocol", f"a frame cannot be read: {error}") from error
+        return decode(message.data)
     if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
         raise _Closed("closed", f"the gateway closed the link with {socket.close_code}: {message.extra or ''}")
     raise Unlinked("protocol", f"unexpected {message.type.name} frame")

@@ -17,10 +17,8 @@ from penstock.node.errors import Failed, Refused
 from penstock.node.installer import NO_INDEX, Installer
 from penstock.node.runtimes import Runtime, Runtimes
 from penstock.wire import locks, requirements
-from penstock.wire.tasks import RuntimeResolve, RuntimeResolved
+from penstock.wire.tasks import RESOLUTIONS_MAX, RuntimeResolve, RuntimeResolved
 
-#: Resolutions at once; more wait.
-RESOLUTIONS_MAX: Final = 2
 _SECONDS: Final = 120.0
 #: Of the folder: metadata of packages, and wheels that do not offer theirs apart.
 _BYTES_MAX: Final = 8 << 30

@@ -18,13 +18,13 @@ import msgspec
 from penstock.node import archives, framework
 from penstock.node.codes import Codes
 from penstock.node.drivers import CODE, FRAMEWORK
-from penstock.node.errors import Failed
+from penstock.node.errors import CODE_NOT_UNPACKED, CODE_UNAVAILABLE, Failed
 from penstock.node.journal import UnitRecord
 from penstock.wire.archives import BYTES_MAX
 from penstock.wire.link import UnitState
 from penstock.wire.serverless import SOCKET_FOLDER
 from penstock.wire.sidecar import ExitClass
-from penstock.wire.tasks import WORKER_KEYS, Serving, UnitHandoff, UnitStart, WorkerKeys
+from penstock.wire.tasks import BAD_CODE, WORKER_KEYS, Serving, UnitHandoff, UnitStart, WorkerKeys
 
 _THERE: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _FOLDER: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -74,7 +74,7 @@ class Workers:
         if code is None:
             return None
         if self._codes is None:
-            raise Failed("code_unavailable", "this node cannot fetch code")
+            raise Failed(CODE_UNAVAILABLE, "this node cannot fetch code")
         if code.bytes > BYTES_MAX:
             raise archives.bad(f"it has {code.bytes} bytes, the most is {BYTES_MAX}")
         return await self._codes.get(code, request.allocation_id)
@@ -87,14 +87,23 @@ class Workers:
         folder = self._units / unit_id
         fresh = folder / f"code-{secrets.token_hex(4)}"
         try:
-            await archives.unpack(archive, fresh, uid=uid)
+            await self._unpack(archive, fresh, uid)
             fresh.rename(folder / "home" / CODE)
         except OSError as error:
             # It is there already when this handoff was done before: the unit then has its tenant, and goes on.
             if error.errno not in _THERE:
-                raise Failed("code_not_unpacked", f"the code cannot be unpacked: {error.strerror}") from error
+                raise Failed(CODE_NOT_UNPACKED, f"the code cannot be unpacked: {error.strerror}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, fresh, ignore_errors=True)
+
+    async def _unpack(self, archive: Path, target: Path, uid: int | None) -> None:
+        """An archive that this node's disk changed is no bad one: it is fetched anew when it is wanted again."""
+        try:
+            await archives.unpack(archive, target, uid=uid)
+        except Failed as error:
+            if error.code != BAD_CODE or self._codes is None or not await self._codes.drop_damaged(archive):
+                raise
+            raise Failed(CODE_NOT_UNPACKED, "the code was damaged on this node's disk") from error
 
     def register(self, record: UnitRecord) -> None:
         """Tell the sidecar of a unit that lives, unless it knows."""

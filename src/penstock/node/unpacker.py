@@ -111,7 +111,8 @@ def main() -> None:
     except BadArchive as error:
         _end(BAD, str(error))
     except MemoryError:
-        _end(BAD, "it takes too much memory")
+        # The reader's own memory is bounded, whatever the archive holds.
+        _end(FAILED, str(errno.ENOMEM))
     except OSError as error:
         _end(FAILED, str(error.errno))
 

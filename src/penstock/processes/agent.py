@@ -10,7 +10,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,24 +21,24 @@ import structlog
 from msgspec import Meta
 from prometheus_client import Counter, Gauge
 
-from penstock.kit import dialling, process, settings
-from penstock.kit.clock import utc_now
-from penstock.kit.errors import Conflict, Invalid, PenstockError, Unauthenticated
+from penstock.kit import process, settings
+from penstock.kit.errors import Conflict, Invalid, Unauthenticated, Unavailable
+from penstock.kit.full import is_full
 from penstock.kit.telemetry import logger
-from penstock.node import cgroups, handlers, identity, layout, runtimes, sandbox
+from penstock.node import cgroups, handlers, identity, layout, renewal, runtimes, sandbox
 from penstock.node.builder import Budget, Builder, shown
 from penstock.node.codes import Codes, FromGateway
 from penstock.node.environments import Environments
-from penstock.node.errors import NodeError
 from penstock.node.health import Health, Monitor, Thresholds, open_health
 from penstock.node.identity import Identity
 from penstock.node.installer import Installer, find_installer, source_of
 from penstock.node.inventory import Inventory, open_inventory, require_gpus
-from penstock.node.journal import Journal
+from penstock.node.journal import Journal, Unwritten
 from penstock.node.link import Link, Outbox
 from penstock.node.logs import Forwarder
 from penstock.node.pace import Crowd
 from penstock.node.resolver import Resolver
+from penstock.node.room import wait_for_room
 from penstock.node.secrets import Secrets
 from penstock.node.serverclock import ServerClock
 from penstock.node.serving import Workers
@@ -46,16 +46,13 @@ from penstock.node.sidecarlink import SidecarLink
 from penstock.node.tasks import Executor, Verifier
 from penstock.node.tunnel import NodeTunnel
 from penstock.node.units import Units
-from penstock.wire.unreadable import UNREADABLE
 
 _log = logger(__name__)
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _REAP_S: Final = 1.0
-_RENEW_LOOK_S: Final = 30.0
-_RENEW_AGAIN_S: Final = 10.0
+_RUNBOOK: Final = "docs/runbooks/full-disk.md"
 _units = Gauge("penstock_node_units", "Units on this node, in whatever state.")
 _stages = Counter("penstock_node_unit_stages_total", "Steps of unit starts that were reached.", ("stage",))
-_expires = Gauge("penstock_node_certificate_expires_seconds", "When the node's certificate ends, in Unix time.")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,10 +109,21 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
     """Run until cancelled."""
     layouts = layout.parse(settings.gpu_layout)
     folder = own_folder(stack, Path(settings.data_dir).absolute())
+    await wait_for_room(folder)
+    try:
+        await _start(stack, settings, layouts, folder)
+    except Unwritten as error:
+        raise Unavailable(f"{error.detail}; `{_RUNBOOK}` says what to do", field="agent.data_dir") from error
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise Unavailable(f"the disk of {folder} is full: {error}", field="agent.data_dir") from error
+
+
+async def _start(stack: AsyncExitStack, settings: Settings, layouts: layout.Layouts, folder: Path) -> None:
     _become_subreaper()
     who = await identify(settings, folder)
     structlog.contextvars.bind_contextvars(node_id=who.node_id)
-    _expires.set(who.expires_at.timestamp())
     journal = Journal(folder / "journal.db")
     stack.callback(journal.close)
     inventory = await _look_for_gpus(settings, layouts, who, journal, folder)
@@ -162,6 +170,7 @@ async def body(stack: AsyncExitStack, settings: Settings) -> None:
         health=health,
         secrets=secrets,
         crowd=Crowd.kept_in(folder / "crowd.json"),
+        trouble=lambda: journal.trouble,
     )
     await _run(who, clock, link, units, journal, sidecar)
 
@@ -173,7 +182,7 @@ async def _run(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
         tasks.create_task(NodeTunnel(who, units, link.crowd).run())
-        tasks.create_task(_keep_certificate(who, clock, link))
+        tasks.create_task(renewal.keep(who, clock, link))
         if sidecar is not None:
             tasks.create_task(sidecar.run())
         tasks.create_task(process.every(_REAP_S, lambda: _look_after(units, journal), name="reap"))
@@ -341,35 +350,6 @@ def _images(settings: Settings) -> dict[str, str]:
 async def _look_after(units: Units, journal: Journal) -> None:
     units.reap()
     await journal.settle()
-
-
-async def _keep_certificate(who: Identity, clock: ServerClock, link: Link) -> None:
-    """Renew at two thirds of the certificate's life; look now and then, and whenever the link came back."""
-    loop = asyncio.get_running_loop()
-    not_before = 0.0
-    async with aiohttp.ClientSession(connector=dialling.connector()) as session:
-        while True:
-            now = clock.now() or utc_now()
-            if now >= who.renew_at and loop.time() >= not_before:
-                await _renew(who, session, link)
-                not_before = loop.time() + _RENEW_AGAIN_S
-            due_s = (who.renew_at - now).total_seconds()
-            link.woken.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(_RENEW_LOOK_S, due_s) if due_s > 0 else _RENEW_AGAIN_S):
-                    await link.woken.wait()
-
-
-async def _renew(who: Identity, session: aiohttp.ClientSession, link: Link) -> None:
-    try:
-        await who.renew(session)
-    except (OSError, aiohttp.ClientError, TimeoutError, NodeError, PenstockError, *UNREADABLE) as error:
-        hint = "" if identity.usable(who) else "it has expired: start the agent with a recovery token"
-        _log.warning("certificate_not_renewed", error=repr(error), hint=hint)
-        return
-    _expires.set(who.expires_at.timestamp())
-    _log.info("certificate_renewed", expires_at=who.expires_at.isoformat())
-    link.reconnect()
 
 
 def main() -> None:

@@ -57,6 +57,8 @@ def parse(text: str) -> Rule:
     """The rule, or BadRule."""
     if len(text) > RULE_CHARS_MAX:
         raise BadRule(f"a rule has at most {RULE_CHARS_MAX} characters")
+    if "://" in text:
+        raise BadRule(f"{text!r}: a host name or a pattern is expected, not a URL; did you mean {_host_of(text)}?")
     host, ports = _split(text.strip().lower())
     if host == "*":
         return Rule("", None, ports)
@@ -69,6 +71,14 @@ def parse(text: str) -> Rule:
     if not _NAME.fullmatch(domain) or re.fullmatch(r"[\d.]+", domain):
         raise BadRule(f"{host!r} is no host name, *.domain, address or network")
     return Rule(f".{domain}" if domain != host else host, None, ports)
+
+
+def _host_of(url: str) -> str:
+    """The rule for the host and the port of a URL."""
+    scheme, _, rest = url.strip().lower().partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    plain = scheme == "http" and host and ":" not in host
+    return f"{host}:80" if plain else host or "a host"
 
 
 def _split(text: str) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -148,15 +148,19 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     faults: int = 0
 
 
+TROUBLE_CHARS_MAX: Final = 300
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat.v1"):
     """Sent every `heartbeat_s`. The complete list of units and GPUs; the readings change with each, the rest seldom.
-    `serves_functions` as in the hello."""
+    `serves_functions` as in the hello. `trouble` says why the node begins nothing new, such as a full disk."""
 
     sent_at: datetime
     units: list[UnitReport]
     gpus: list[GpuReport]
     readings: list[GpuReading] = []
     serves_functions: bool = False
+    trouble: str = ""
 
 
 class HeartbeatAck(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat_ack.v1"):

@@ -306,6 +306,8 @@ UNIT_HANDOFF: Final = "unit.handoff"
 UNIT_STOP: Final = "unit.stop"
 RUNTIME_BUILD: Final = "runtime.build"
 RUNTIME_RESOLVE: Final = "runtime.resolve"
+#: Resolutions that a node works on at once.
+RESOLUTIONS_MAX: Final = 2
 GPU_PROBE: Final = "gpu.probe"
 HEALTH_PROBE: Final = "health.probe"
 

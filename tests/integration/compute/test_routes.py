@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from penstock.kit.caller import Caller
 from penstock.kit.db import Reader
 from penstock.kit.edge import Edge
 from penstock.kit.errors import Unauthenticated
+from penstock.kit.exchanges import Exchanges
 from penstock.kit.ids import new_id
 
 OWNER = someone()
@@ -68,7 +70,7 @@ async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
         gateway_url="http://gateway/",
     )
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=Edge(http.application([routes], Keys()))),  # pyright: ignore[reportArgumentType]
+        transport=httpx.ASGITransport(app=Edge(http.application([routes], Keys()), Exchanges(AsyncMock()))),  # pyright: ignore[reportArgumentType]
         base_url="http://test",
         headers={"Authorization": "Bearer owner"},
     ) as opened:

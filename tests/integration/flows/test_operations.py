@@ -98,6 +98,29 @@ async def test_orphans_are_found_both_ways(world: World) -> None:
     assert found["orphan_unit"].id == "alc_nobody"
 
 
+async def test_a_node_that_begins_nothing_new_is_listed_with_its_own_words(world: World) -> None:
+    node = await world.add_node(gpus=1)
+    await execute(
+        world,
+        "insert into fleet.heartbeats (node_id, at, trouble) values ($1, clock_timestamp(), 'the disk is full')"
+        " on conflict (node_id) do update set at = excluded.at, trouble = excluded.trouble",
+        node,
+    )
+    found = (await kinds(world))["node_troubled"]
+    assert (found.id, found.reason.endswith("begins nothing new: the disk is full")) == (node, True)
+
+
+async def test_a_held_event_of_a_payment_provider_is_listed(world: World) -> None:
+    await execute(
+        world,
+        "insert into billing.provider_events (provider, event_id, type, state, reason, body, received_at)"
+        " values ('stripe', 'evt_1', 'charge.refunded', 'held', 'the currency has a NUL', '{}', clock_timestamp())",
+    )
+    found = (await kinds(world))["provider_event_held"]
+    assert (found.id, found.reason) == ("evt_1", "charge.refunded of stripe: the currency has a NUL")
+    assert "provider-events show evt_1" in found.repair
+
+
 async def test_blocked_and_quarantined_slots_are_listed(world: World) -> None:
     await world.add_node(gpus=1, health="cleanup_blocked")
     await world.add_node(gpus=1, health="quarantined")

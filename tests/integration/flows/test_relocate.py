@@ -58,6 +58,38 @@ async def test_a_unit_that_was_sent_stays(cloud: Cloud, nats_bus: Bus) -> None:
     assert (row.state, row.relocations, other.effects) == (State.FAILED, 0, [])
 
 
+async def test_a_build_that_was_sent_to_a_node_that_fell_silent_goes_elsewhere(cloud: Cloud, nats_bus: Bus) -> None:
+    """Nothing of a tenant's runs in a build: that another node does it too harms nobody."""
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def hold(body: TaskBody) -> Answer | None:
+        begun.set()
+        await never.wait()
+        return None
+
+    cloud.node.before = hold
+    made = await cloud.create(runtime=await cloud.runtime())
+    await begun.wait()
+    async with another(cloud, nats_bus) as other:
+        await asyncio.sleep(2.5)
+        assert (await cloud.world.row(made.id)).relocations == 0, "the node answers, and builds"
+        async with cloud.world.db.transaction() as tx:
+            await tx.execute(
+                "update fleet.heartbeats set at = now() - interval '16 s' where node_id = $1", cloud.node.node_id
+            )
+        row = await cloud.settle(made.id)
+        assert (row.state, row.node_id, row.relocations) == (State.ACTIVE, other.node_id, 1)
+        assert other.effects == [("build", made.runtime), ("start", row.unit_id)]
+        assert await cloud.world.value("select count(*) from compute.claims where released_at is null") == 1
+        assert await cloud.slot_healths() == {"healthy"}
+        # The first node comes back with its answer, which is nobody's any more.
+        never.set()
+        await asyncio.sleep(0.5)
+        row = await cloud.world.row(made.id)
+    assert (row.state, row.node_id) == (State.ACTIVE, other.node_id)
+    assert ("start", row.unit_id) not in cloud.node.effects
+
+
 async def test_without_room_elsewhere_the_node_keeps_the_unit_and_may_come_back(cloud: Cloud, nats_bus: Bus) -> None:
     cloud.node.deaf = True
     async with another(cloud, nats_bus, gpus=1):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,7 @@ from penstock.fleet.tasks import Tasks
 from penstock.flows.resolving import Resolving
 from penstock.kit.bus import Bus
 from penstock.wire import locks
-from penstock.wire.tasks import Outcome, RuntimeResolved, TaskBody
+from penstock.wire.tasks import RESOLUTIONS_MAX, Outcome, RuntimeResolved, TaskBody
 
 LOCK = f"tiny==1.0 --hash=sha256:{'a' * 64}\n"
 GOOD = RuntimeResolved(lock=locks.pack(LOCK), python="3.11", seconds=0.1)
@@ -33,9 +34,10 @@ def answers(*each: Answer) -> Before:
     return answer
 
 
-async def ask(world: World, text: str = "tiny\n", *, upgrade: bool = False) -> Resolution:
+async def ask(world: World, text: str = "tiny\n", *, upgrade: bool = False, project: str | None = None) -> Resolution:
+    caller = someone() if project is None else replace(someone(), project_id=project)
     async with world.db.transaction() as tx:
-        return await resolutions.request(tx, someone(), Wanted("python:3", text), upgrade=upgrade)
+        return await resolutions.request(tx, caller, Wanted("python:3", text), upgrade=upgrade)
 
 
 async def look(world: World, asked: Resolution) -> Resolution:
@@ -110,7 +112,97 @@ async def test_a_lock_that_is_none_is_not_taken_from_a_node(world: World, resolv
     node.before = answers((Outcome.SUCCEEDED, evil, ""))
     async with node.running(nats_bus):
         row = await settled(world, resolving, await ask(world))
-    assert (row.state, row.error_code, row.lock) == (ResolutionState.FAILED, "resolve_failed", "")
+    assert (row.state, row.error_code, row.lock) == (ResolutionState.FAILED, "bad_lock", "")
+
+
+@pytest.mark.parametrize(
+    ("lock", "said"),
+    [
+        (f"other==1.0 --hash=sha256:{'a' * 64}\n", "tiny is missing"),
+        (f"tiny==9.0 --hash=sha256:{'a' * 64}\n", "tiny is 9.0, which is not <2"),
+        (f"tiny==1.0 ; python_version < '3' --hash=sha256:{'a' * 64}\n", "marker leaves it out"),
+    ],
+)
+async def test_a_lock_without_what_was_asked_for_is_not_taken_and_another_node_is_asked(
+    world: World, resolving: Resolving, nats_bus: Bus, lock: str, said: str
+) -> None:
+    evil = RuntimeResolved(lock=locks.pack(lock), python="3.11", seconds=0.1)
+    nodes = [FakeNode(world.db, await world.add_node(1)) for _ in range(2)]
+    answer = answers((Outcome.SUCCEEDED, evil, ""), (Outcome.SUCCEEDED, GOOD, ""))
+    for node in nodes:
+        node.before = answer
+    async with nodes[0].running(nats_bus), nodes[1].running(nats_bus):
+        asked = await ask(world, "tiny<2\n")
+        row = await settled(world, resolving, asked)
+        assert (row.state, row.lock, row.error) == (ResolutionState.SUCCEEDED, LOCK, "")
+        for node in nodes:
+            node.before = answers((Outcome.SUCCEEDED, evil, ""))
+        row = await settled(world, resolving, await ask(world, "tiny<2\n", upgrade=True))
+    assert (row.state, row.error_code) == (ResolutionState.FAILED, "bad_lock")
+    assert said in row.error
+
+
+async def test_the_only_nodes_reason_is_shown(world: World, resolving: Resolving, nats_bus: Bus) -> None:
+    node = FakeNode(world.db, await world.add_node(1), error_code="no_installer")
+    node.before = answers((Outcome.FAILED, None, "uv is not installed on this node"))
+    async with node.running(nats_bus):
+        row = await settled(world, resolving, await ask(world))
+    assert (row.state, row.error_code) == (ResolutionState.FAILED, "no_installer")
+    assert row.error == "uv is not installed on this node; no other node is there to try"
+
+
+async def test_projects_take_turns_and_a_node_has_only_what_it_does_at_once(
+    world: World, resolving: Resolving, nats_bus: Bus
+) -> None:
+    """Nobody's second is asked before everybody's first."""
+    node = FakeNode(world.db, await world.add_node(1), deaf=True)
+    async with node.running(nats_bus):
+        for number in range(26):
+            for text in ("one\n", "two\n"):
+                await ask(world, text, project=f"prj_{number}")
+        for text in ("one\n", "two\n", "three\n"):
+            await ask(world, text, project="prj_0")
+        await resolving.sweep()
+        running = await _running(world)
+        assert (len(running), len(set(running))) == (RESOLUTIONS_MAX, RESOLUTIONS_MAX)
+        for _ in range(12):
+            await _end_running(world)
+            await resolving.sweep()
+            running += await _running(world)
+    assert len(set(running)) == len(running) == 26
+
+
+async def _running(world: World) -> list[str]:
+    async with world.db.read() as conn:
+        rows = await conn.fetch("select project_id from compute.resolutions where state = 'running'")
+    return [row["project_id"] for row in rows]
+
+
+async def _end_running(world: World) -> None:
+    async with world.db.transaction() as tx:
+        await tx.execute(
+            "update fleet.tasks set state = 'failed', error_code = 'unresolvable', finished_at = now()"
+            " where state in ('queued', 'leased')"
+        )
+
+
+async def test_an_answer_is_seen_whoever_waits_before_it(
+    world: World, resolving: Resolving, nats_bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.flows.resolving._BATCH", 1)
+    deaf = FakeNode(world.db, await world.add_node(1), deaf=True)
+    async with deaf.running(nats_bus):
+        asked = [await ask(world, text) for text in ("one\n", "tiny\n")]
+        async with asyncio.timeout(20):
+            while len(await _running(world)) < 2:
+                await resolving.sweep()
+        async with world.db.transaction() as tx:
+            await tx.execute(
+                "update fleet.tasks set state = 'failed', error_code = 'unresolvable', finished_at = now()"
+                " where dedupe_key = $1",
+                f"resolve/{asked[1].id}/0",
+            )
+        assert (await settled(world, resolving, asked[1])).state is ResolutionState.FAILED
 
 
 async def test_without_a_node_it_waits_and_then_says_so(

@@ -58,13 +58,37 @@ async def test_a_gateway_that_is_away_is_asked_again(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("content", [b"shorter", b"archive!", b"archive and much more than that"])
-async def test_other_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
-    codes = Codes(tmp_path / "codes", Gateway(content).fetch, bytes_max=100)
+async def test_other_bytes_are_never_kept_and_are_no_fault_of_the_archive(
+    tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "backoff_s", lambda *_, **__: 0.0)
+    gateway = Gateway(*[content] * 5, content, b"archives")
+    codes = Codes(tmp_path / "codes", gateway.fetch, bytes_max=100)
     wanted = code(b"archives")
     with pytest.raises(Failed) as failed:
         await codes.get(wanted, "alc_1")
-    assert failed.value.code == "bad_code"
+    assert failed.value.code == "code_unavailable"
+    assert "other bytes" in failed.value.detail
     assert list((tmp_path / "codes").iterdir()) == []
+    assert (await codes.get(wanted, "alc_1")).read_bytes() == b"archives"
+    assert gateway.asked == 7
+
+
+async def test_the_nodes_own_limit_is_no_fault_of_the_archive(tmp_path: Path) -> None:
+    codes = Codes(tmp_path / "codes", Gateway(bytes(101)).fetch, bytes_max=100)
+    with pytest.raises(Failed) as failed:
+        await codes.get(code(bytes(101)), "alc_1")
+    assert failed.value.code == "code_unavailable"
+    assert "keeps at most 100" in failed.value.detail
+
+
+async def test_an_archive_that_changed_on_the_disk_is_told_from_a_whole_one(tmp_path: Path) -> None:
+    codes = Codes(tmp_path / "codes", Gateway(b"archive").fetch, bytes_max=100)
+    kept = await codes.get(code(b"archive"), "alc_1")
+    assert not await codes.drop_damaged(kept)
+    kept.write_bytes(bytes(7))
+    assert await codes.drop_damaged(kept)
+    assert not kept.exists()
 
 
 async def test_the_longest_unused_make_room(tmp_path: Path) -> None:

@@ -365,11 +365,21 @@ async def test_an_archive_that_would_hold_the_agent_up_is_refused_while_the_agen
 
 
 async def test_other_bytes_than_the_version_names_are_no_code(stage: Stage) -> None:
-    stage.contents.append(GOOD + b"more")
+    stage.contents += [GOOD + b"more"] * 5
     with pytest.raises(Failed) as failed:
         await stage.start(serving(GOOD))
-    assert failed.value.code == "bad_code"
+    assert failed.value.code == "code_unavailable"
     assert not list((stage.host.folder / "codes").iterdir())
+
+
+async def test_code_that_the_nodes_disk_changed_is_fetched_anew(stage: Stage) -> None:
+    await stage.start(serving(GOOD))
+    (kept,) = (stage.host.folder / "codes").iterdir()
+    kept.write_bytes(bytes(len(GOOD)))
+    with pytest.raises(Failed) as failed:
+        await stage.start(serving(GOOD))
+    assert failed.value.code == "code_not_unpacked"
+    await stage.start(serving(GOOD))
 
 
 async def test_nothing_is_written_through_what_a_tenant_made(stage: Stage, tmp_path: Path) -> None:

@@ -226,14 +226,27 @@ async def test_the_loop_goes_on_and_the_process_ends_with_its_time(
     assert beats > 20
 
 
-def test_too_much_processor_time_is_the_archives_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    restricted = "from penstock.node import unpacker; unpacker.unpack = lambda **_: any(iter(int, 1))"
-    program = archives._PROGRAM.replace(
-        "from penstock.node.unpacker import main", f"{restricted}; main = unpacker.main"
-    )
+@pytest.mark.parametrize(
+    ("unpack", "detail"),
+    [
+        ("any(iter(int, 1))", "more than 1 s of processor time"),
+        ("bytearray(1 << 40)", "Cannot allocate memory"),
+        ("os.kill(os.getpid(), 9)", "ended with -9"),
+        ("(_ for _ in ()).throw(OSError(errno.EFBIG, ''))", "File too large"),
+        ("(_ for _ in ()).throw(OSError(errno.ENAMETOOLONG, ''))", "File name too long"),
+    ],
+)
+def test_a_failure_of_the_node_is_no_fault_of_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpack: str, detail: str
+) -> None:
+    """The reader's own limits are those of the format: time, memory and the system's errors depend on the node."""
+    broken = f"import errno, os; from penstock.node import unpacker; unpacker.unpack = lambda **_: {unpack}"
+    program = archives._PROGRAM.replace("from penstock.node.unpacker import main", f"{broken}; main = unpacker.main")
     monkeypatch.setattr(archives, "_PROGRAM", program)
-    detail = _refused(tmp_path, lambda archive: _add(archive, "a"), limits=Limits(cpu_s=1, wall_s=60))
-    assert "more than 1 s" in detail
+    with pytest.raises(Failed) as failed:
+        _unpack(_archive(tmp_path, lambda archive: _add(archive, "a")), Limits(cpu_s=1, wall_s=60))
+    assert failed.value.code == "code_not_unpacked"
+    assert detail in failed.value.detail
 
 
 def test_nothing_is_left_behind_when_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,22 @@ def test_a_rule_covers_what_it_names(rule: str, host: str, port: int, allowed: b
 
 
 @pytest.mark.parametrize(
+    ("rule", "meant"),
+    [
+        ("http://foo", "foo:80"),
+        ("https://pypi.org/simple", "pypi.org"),
+        ("https://pypi.org:8443", "pypi.org:8443"),
+        ("https://me@pypi.org?x", "pypi.org"),
+        ("://", "a host"),
+    ],
+)
+def test_a_url_is_told_from_a_host(rule: str, meant: str) -> None:
+    with pytest.raises(BadRule) as refused:
+        parse(rule)
+    assert f"a host name or a pattern is expected, not a URL; did you mean {meant}?" in str(refused.value)
+
+
+@pytest.mark.parametrize(
     "rule",
     [
         "",

@@ -84,9 +84,19 @@ async def get(conn: Reader, caller: Caller, resolution_id: str) -> Resolution:
     return found
 
 
-async def take_open(tx: Tx, *, limit: int) -> list[Resolution]:
-    """Those under way, locked until the transaction ends."""
-    return await resolutions.take_open(tx, limit=limit)
+async def take_running(tx: Tx, *, limit: int) -> list[Resolution]:
+    """Those that nodes were asked, locked until the transaction ends."""
+    return await resolutions.take_running(tx, limit=limit)
+
+
+async def take_queued(tx: Tx, *, limit: int) -> list[Resolution]:
+    """Those that wait for a node, locked until the transaction ends; projects take turns."""
+    return await resolutions.take_queued(tx, limit=limit)
+
+
+async def loads(conn: Reader) -> dict[str, int]:
+    """How many are asked of each node."""
+    return await resolutions.loads(conn)
 
 
 async def is_older(conn: Reader, one: Resolution, seconds: float) -> bool:
@@ -99,9 +109,9 @@ async def run(tx: Tx, one: Resolution, *, node_id: str, task_id: str) -> None:
     await resolutions.run(tx, one.id, node_id=node_id, task_id=task_id)
 
 
-async def queue_again(tx: Tx, one: Resolution) -> None:
-    """The node could not do it; another may."""
-    await resolutions.queue_again(tx, one.id)
+async def queue_again(tx: Tx, one: Resolution, *, code: str, error: str) -> None:
+    """The node could not do it, for this reason; another may."""
+    await resolutions.queue_again(tx, one.id, code=code, error=error)
 
 
 async def succeed(tx: Tx, one: Resolution, *, lock: str, python: str) -> None:

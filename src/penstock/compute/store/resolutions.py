@@ -78,14 +78,48 @@ async def insert(
     return _of_row(row)
 
 
-async def take_open(tx: Tx, *, limit: int) -> list[Resolution]:
-    """Those under way, oldest first, locked; those that somebody else has are passed over."""
+async def take_running(tx: Tx, *, limit: int) -> list[Resolution]:
+    """Those that nodes were asked, the longest not looked at first, locked; those that somebody else has are passed
+    over."""
     rows = await tx.fetch(
-        f"select {_COLUMNS} from compute.resolutions where finished_at is null order by created_at limit $1"  # noqa: S608
-        " for update skip locked",
+        "update compute.resolutions set looked_at = clock_timestamp() where id in (select id from compute.resolutions"  # noqa: S608
+        " where state = 'running' order by looked_at nulls first limit $1 for update skip locked)"
+        f" returning {_COLUMNS}",
         limit,
     )
     return [_of_row(row) for row in rows]
+
+
+async def take_queued(tx: Tx, *, limit: int) -> list[Resolution]:
+    """Those that wait for a node, locked. Projects take turns: first comes who has the fewest under way, of those who
+    was served the longest ago."""
+    rows = await tx.fetch(
+        f"""
+        select {_COLUMNS} from compute.resolutions join (
+            select id as waiting, busy + row_number() over (partition by project_id order by created_at, id) as turn
+            from (
+                select id, project_id, state, created_at,
+                    count(*) filter (where state = 'running') over (partition by project_id) as busy
+                from compute.resolutions where finished_at is null
+            ) each where state = 'queued'
+        ) turns on waiting = id cross join lateral (
+            select max(s.looked_at) as served_at from compute.resolutions s where s.project_id = resolutions.project_id
+        ) served
+        where state = 'queued' order by turn, served_at nulls first, created_at, id limit $1
+        for update of resolutions skip locked
+        """,  # noqa: S608
+        limit,
+    )
+    return [_of_row(row) for row in rows]
+
+
+async def loads(conn: Reader) -> dict[str, int]:
+    """How many are asked of each node."""
+    rows = await conn.fetch(
+        "select nodes_tried[cardinality(nodes_tried)] as node_id, count(*) as count from compute.resolutions"
+        " where state = 'running' group by 1"
+    )
+    return {row["node_id"]: row["count"] for row in rows}
 
 
 async def is_older(conn: Reader, resolution_id: str, seconds: float) -> bool:
@@ -102,24 +136,29 @@ async def is_older(conn: Reader, resolution_id: str, seconds: float) -> bool:
 async def run(tx: Tx, resolution_id: str, *, node_id: str, task_id: str) -> None:
     """A node has been asked."""
     await tx.execute(
-        "update compute.resolutions set state = 'running', task_id = $3, nodes_tried = nodes_tried || $2::text"
-        " where id = $1",
+        "update compute.resolutions set state = 'running', task_id = $3, nodes_tried = nodes_tried || $2::text,"
+        " looked_at = clock_timestamp() where id = $1",
         resolution_id,
         node_id,
         task_id,
     )
 
 
-async def queue_again(tx: Tx, resolution_id: str) -> None:
-    """The node could not do it; another may."""
-    await tx.execute("update compute.resolutions set state = 'queued', task_id = null where id = $1", resolution_id)
+async def queue_again(tx: Tx, resolution_id: str, *, code: str, error: str) -> None:
+    """The node could not do it, for this reason; another may."""
+    await tx.execute(
+        "update compute.resolutions set state = 'queued', task_id = null, error_code = $2, error = $3 where id = $1",
+        resolution_id,
+        code,
+        error,
+    )
 
 
 async def succeed(tx: Tx, resolution_id: str, *, lock: str, python: str) -> None:
     """It has its lock."""
     await tx.execute(
-        "update compute.resolutions set state = 'succeeded', lock = $2, python = $3, finished_at = clock_timestamp()"
-        " where id = $1",
+        "update compute.resolutions set state = 'succeeded', lock = $2, python = $3, error_code = '', error = '',"
+        " finished_at = clock_timestamp() where id = $1",
         resolution_id,
         lock,
         python,

@@ -28,6 +28,7 @@ from penstock.node.sidecar.objects import Objects
 from penstock.node.sidecar.reports import Reports
 from penstock.node.sidecar.results import Results, Told
 from penstock.wire.serverless import (
+    DEAD_LETTER_ERROR_CHARS_MAX,
     MAC_HEADER,
     VERSION,
     DeadLetterMessage,
@@ -279,7 +280,7 @@ class Desk:
             streamSequence=told.sequence.stream or 0,
             consumerSequence=told.sequence.consumer or 0,
             deliveryCount=told.num_delivered or 0,
-            error=error,
+            error=error[:DEAD_LETTER_ERROR_CHARS_MAX],
         )
         _log.warning("dispatch_buried", worker=self._letters.worker, failure=failure, error=error)
         message_id = f"dlq-{self._letters.worker}-{told.sequence.stream}"

@@ -47,7 +47,8 @@ _ANSWER_S: Final = 10.0
 _TELL_AGAIN_S: Final = 1.0
 _ERROR_BYTES_MAX: Final = 64 << 10
 _PAGE_BYTES_MAX: Final = 8 << 20
-_FIRST_ERROR: Final = 400
+_SIZE_DIGITS_MAX: Final = 18
+_OK: Final = range(200, 300)
 _AWAY: Final = (502, 503, 504)
 
 
@@ -151,7 +152,7 @@ class Objects:
             data = await _bounded(answer, asked.length)
             entry = ObjectEntry(
                 key=asked.key,
-                size=int(answer.headers.get(SIZE_HEADER, "0")),
+                size=_size(answer),
                 sha256=answer.headers.get(SHA256_HEADER, ""),
                 contentType=answer.headers.get(TYPE_HEADER, ""),
             )
@@ -242,6 +243,13 @@ def _path(key: str) -> str:
     return f"{OBJECTS_PATH}/{quote(key)}"
 
 
+def _size(answer: aiohttp.ClientResponse) -> int:
+    text = answer.headers.get(SIZE_HEADER, "")
+    if not (text.isascii() and text.isdecimal()) or len(text) > _SIZE_DIGITS_MAX:
+        raise Unanswered("malformed", "the gateway's answer does not say how large the object is")
+    return int(text)
+
+
 async def _bounded(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     data = bytearray()
     async for piece in answer.content.iter_any():
@@ -253,7 +261,7 @@ async def _bounded(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 async def _check(answer: aiohttp.ClientResponse) -> None:
     """Pass an answer that is well. Unanswered has the gateway's words; a ClientError may be asked again."""
-    if answer.status < _FIRST_ERROR:
+    if answer.status in _OK:
         return
     try:
         said = _refusal.decode(await answer.content.read(_ERROR_BYTES_MAX)).error

@@ -17,6 +17,7 @@ from penstock.node.sidecar.answers import check_json
 from penstock.wire.serverless import (
     INLINE_BYTES_MAX,
     VERSION,
+    WORKER_MESSAGE_BYTES_MAX,
     Frame,
     Output,
     OutputKind,
@@ -27,6 +28,10 @@ from penstock.wire.serverless import (
 _encode: Final = msgspec.json.Encoder().encode
 _cut = Counter("penstock_sidecar_output_cut_total", "Attempts whose output was cut.")
 _ITEMS_MAX: Final = 1000
+#: The batch in hand and one more piece of so many bytes fit into a message, with every character escaped.
+_SMALL_BYTES_MAX: Final = 128 << 10
+#: What goes with a single piece.
+_ENVELOPE_BYTES: Final = 16 << 10
 _CUT: Final = "[output was cut: it is too much]"
 
 
@@ -63,12 +68,12 @@ class Voice:
     async def say(self, frame: Frame) -> None:
         """Pass a frame on; waits only for a chunk's turn."""
         if frame.stdout is not None:
-            self._line(OutputKind.STDOUT, frame.stdout)
+            await self._line(OutputKind.STDOUT, frame.stdout)
         elif frame.stderr is not None:
-            self._line(OutputKind.STDERR, frame.stderr)
+            await self._line(OutputKind.STDERR, frame.stderr)
         elif progress := bytes(frame.progress):
             check_json(frame.progress, what="progress")
-            self._line(OutputKind.PROGRESS, progress.decode())
+            await self._line(OutputKind.PROGRESS, progress.decode())
         elif chunk := bytes(frame.chunk):
             check_json(frame.chunk, what="chunk")
             await self._chunk(chunk.decode())
@@ -95,13 +100,13 @@ class Voice:
         )
         await self._publish(_encode(message))
 
-    def _line(self, kind: OutputKind, text: str) -> None:
+    async def _line(self, kind: OutputKind, text: str) -> None:
         text = text[:INLINE_BYTES_MAX]
         size = len(text.encode(errors="replace"))
         if self._total + size > self._pace.bytes_max or size > self._budget():
             self._cut()
             return
-        self._put(kind, text, size)
+        await self._add(kind, text, size)
 
     async def _chunk(self, text: str) -> None:
         size = len(text.encode())
@@ -111,7 +116,16 @@ class Voice:
         while (short := size - self._budget()) > 0:
             await self.flush()
             await asyncio.sleep(short / self._pace.bytes_per_s)
-        self._put(OutputKind.CHUNK, text, size)
+        await self._add(OutputKind.CHUNK, text, size)
+
+    async def _add(self, kind: OutputKind, text: str, size: int) -> None:
+        """A large piece goes in a message of its own, which the stream takes only up to a size."""
+        if size > _SMALL_BYTES_MAX:
+            await self.flush()
+            if len(_encode(text)) > WORKER_MESSAGE_BYTES_MAX - _ENVELOPE_BYTES:
+                self._cut()
+                return
+        self._put(kind, text, size)
 
     def _budget(self) -> float:
         now = self._loop.time()

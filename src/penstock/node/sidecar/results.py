@@ -25,6 +25,7 @@ from penstock.node.sidecar.errors import TooLarge
 from penstock.node.sidecar.gateway import Attempts, NotKept
 from penstock.wire.serverless import (
     VERSION,
+    WORKER_MESSAGE_BYTES_MAX,
     FailureClass,
     InvocationResultMessage,
     Reference,
@@ -79,7 +80,7 @@ class Results:
     async def _written(self, told: Told) -> tuple[Outcome, bytes]:
         """The message; a body that does not fit is kept elsewhere."""
         outcome = told.outcome
-        room = self._bus().client.max_payload - _ENVELOPE_BYTES
+        room = min(self._bus().client.max_payload, WORKER_MESSAGE_BYTES_MAX) - _ENVELOPE_BYTES
         if len(memoryview(outcome.body)) <= self._inline_bytes_max:
             body = _message(told, outcome, None)
             if len(body) <= room:

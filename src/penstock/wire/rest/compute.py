@@ -163,7 +163,8 @@ class ResolutionCreate(Body, frozen=True, kw_only=True):
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """Requirements on their way to a lock. `python` is the version that the lock is for; `lock` can be put as a
     runtime. When it failed, `error_code` is unresolvable, index_away, no_node, resolve_timeout, no_installer,
-    unknown_image or resolve_failed, and `error` says it in words."""
+    unknown_image, bad_lock or resolve_failed, and `error` says it in words. Before, they say why the last node that was
+    asked could not."""
 
     id: str
     state: Literal["queued", "running", "succeeded", "failed"]

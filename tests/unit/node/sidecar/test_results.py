@@ -1,17 +1,29 @@
 """A result is told until the stream has it, under one id, and no longer than anybody wants it."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from penstock.kit.bus import Bus
 from penstock.kit.publish import NotStored
 from penstock.node.sidecar import answers
 from penstock.node.sidecar.gateway import Attempts
 from penstock.node.sidecar.results import Results, Told
-from penstock.wire.serverless import FrameworkReply, InvocationResultMessage, Mode, State, WorkerDispatchMessage
+from penstock.wire.serverless import (
+    ERROR_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    WORKER_MESSAGE_BYTES_MAX,
+    FrameworkReply,
+    InvocationResultMessage,
+    Mode,
+    Reference,
+    State,
+    WorkerDispatchMessage,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -52,9 +64,35 @@ def told(*, wanted: Any = lambda: True, token: str = "t") -> Told:
     return Told(dispatch=dispatch, outcome=outcome, started_at=NOW, duration_s=1.5, wanted=wanted)
 
 
-def results(bus: ForgetfulBus) -> Results:
-    gateway = cast(Attempts, None)
-    return Results(lambda: cast(Bus, bus), gateway, "subject", inline_bytes_max=100, result_bytes_max=100)
+class Shelf:
+    """Keeps bodies (the gateway)."""
+
+    async def store(self, _: object, content: Any, __: str) -> Reference:
+        size, pieces = content()
+        assert len(b"".join(pieces)) == size
+        return Reference(key="kept", bytes=size, sha256="0" * 64)
+
+
+def results(bus: ForgetfulBus, *, bytes_max: int = 100) -> Results:
+    gateway = cast(Attempts, Shelf())
+    return Results(lambda: cast(Bus, bus), gateway, "subject", inline_bytes_max=bytes_max, result_bytes_max=bytes_max)
+
+
+@pytest.mark.parametrize("quotes", [0, 4000])
+@pytest.mark.parametrize("errors", ["", "\x01" * ERROR_BYTES_MAX])
+async def test_the_stream_takes_every_result(errors: str, quotes: int) -> None:
+    """With a body as large as may be in line; one that does not fit with its errors is kept elsewhere."""
+    bus = ForgetfulBus(refusals=0)
+    bus.client.max_payload = 8 << 20
+    headers = {f"x-{n}": '"' * quotes for n in range(64)}
+    body = b'"' + b"x" * (INLINE_BYTES_MAX - 2) + b'"'
+    reply = FrameworkReply(body=msgspec.Raw(body), error=errors, traceback=errors, headers=headers)
+    await results(bus, bytes_max=INLINE_BYTES_MAX).tell(replace(told(), outcome=answers.judged(reply)))
+    ((_, sent),) = bus.sent
+    assert len(sent) < WORKER_MESSAGE_BYTES_MAX - 1024
+    message = msgspec.json.decode(sent, type=InvocationResultMessage)
+    assert (message.bodyRef is not None) == bool(quotes and errors)
+    assert bytes(message.body) == (b"null" if message.bodyRef else body)
 
 
 async def test_it_is_sent_again_under_the_same_id_until_the_stream_has_it() -> None:
