@@ -3,13 +3,17 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -288,3 +292,105 @@ def test_every_page_of_a_list_is_read(stack: Cloud) -> None:
         assert len(everything) == len(set(everything)) >= 8
         first = [project.id for project in client.projects.list(limit=3)]
     assert first == [*takewhile(lambda project: project != everything[3], everything)]
+
+
+@contextmanager
+def holding(url: str) -> Iterator[tuple[str, threading.Event]]:
+    """A proxy that passes requests on and holds back the answers to a POST; the event says that one came."""
+    parts, held, sockets = urlsplit(url), threading.Event(), list[socket.socket]()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def pass_on(source: socket.socket, sink: socket.socket, posts: threading.Event, *, answers: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if data.startswith(b"POST "):
+                    posts.set()
+                if answers and posts.is_set():
+                    held.set()
+                    return
+                sink.sendall(data)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server = socket.create_connection((str(parts.hostname), parts.port))
+                sockets.extend((client, server))
+                posts = threading.Event()
+                for source, sink, answers in ((client, server, False), (server, client, True)):
+                    options = {"answers": answers}
+                    threading.Thread(target=pass_on, args=(source, sink, posts), kwargs=options, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", held
+    finally:
+        for each in (listener, *sockets):
+            each.close()
+
+
+def interrupted(stack: Cloud, line: list[str], held: threading.Event, env: dict[str, str]) -> str:
+    """What a command says when Ctrl-C comes while its request is held; then what it printed as the ending command."""
+    command = stack.command(*line)
+    child = subprocess.Popen(
+        command, env={**stack.environment(), **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert held.wait(60)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=30)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    return said.rpartition("this ends it: penstock ")[2].strip()
+
+
+def test_ctrl_c_while_a_create_is_held_prints_the_command_that_ends_it(stack: Cloud) -> None:
+    with holding(stack.api) as (url, held):
+        env = {"PENSTOCK_API_URL": url, "PENSTOCK_API_KEY": stack.key}
+        ending = interrupted(stack, ["alloc", "create", "--sku", "g1.1"], held, env)
+    allocation = ending.split()[-1]
+    assert stack.json("alloc", "show", allocation)["id"] == allocation
+    assert stack.run(*shlex.split(ending), "--wait", timeout_s=90).returncode == 0
+    assert stack.json("alloc", "show", allocation)["state"] == "released"
+
+
+@pytest.mark.parametrize("options", [[], ["--async"]])
+def test_ctrl_c_while_a_call_is_held_prints_the_command_that_ends_it(
+    stack: Cloud, tmp_path: Path, options: list[str]
+) -> None:
+    file = tmp_path / "slow" / "slow.py"
+    file.parent.mkdir()
+    file.write_text(
+        "import time\nimport penstock\napp = penstock.App('slow')\n"
+        "@app.function(sku='g1.1')\ndef sleep():\n    time.sleep(120)\n"
+    )
+    stack.ok("fn", "deploy", str(file), "--no-wait", timeout_s=90)
+    try:
+        with holding(stack.api) as (api, at_api), holding(stack.gateway) as (gateway, at_gateway):
+            env = {"PENSTOCK_API_URL": api, "PENSTOCK_GATEWAY_URL": gateway, "PENSTOCK_API_KEY": stack.key}
+            if options:
+                ending = interrupted(stack, ["fn", "invoke", "slow-sleep", *options], at_api, env)
+            else:
+                ending = interrupted_call(stack, at_gateway, env)
+        invocation = ending.split()[-1]
+        assert stack.json("fn", "status", invocation)["id"] == invocation
+        assert stack.run(*shlex.split(ending)).returncode == 0
+        eventually(lambda: stack.json("fn", "status", invocation)["state"] == "cancelled", within_s=60)
+    finally:
+        stack.ok("fn", "delete", "slow-sleep")
+
+
+def interrupted_call(stack: Cloud, held: threading.Event, env: dict[str, str]) -> str:
+    """The same for a call that is waited for: its answer comes when it ends, so it is enough that it was accepted."""
+    known = {item["id"] for item in stack.json("fn", "invocations")["items"]}
+
+    def accepted() -> bool:
+        found = {item["id"] for item in stack.json("fn", "invocations")["items"]} - known
+        return bool(found) and (held.set() or True)
+
+    watching = threading.Thread(target=eventually, args=(accepted,), kwargs={"within_s": 60}, daemon=True)
+    watching.start()
+    return interrupted(stack, ["fn", "invoke", "slow-sleep"], held, env)

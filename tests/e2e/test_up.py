@@ -160,7 +160,12 @@ def test_a_killed_install_goes_on_without_what_nats_and_temporal_kept_and_ctrl_c
         os.killpg(up.pid, signal.SIGINT)
         output, _ = up.communicate(timeout=90)
     assert up.returncode == 0, output
-    for words in ("Penstock is ready.", "alloc create --sku g1.1 --wait", "SIMULATED", "everything has stopped"):
+    for words in (
+        "Penstock is ready.",
+        "alloc create --sku g1.1 --name demo --wait",
+        "SIMULATED",
+        "everything has stopped",
+    ):
         assert words in output
     assert processes_of(cloud.data) == {}
     assert cloud.status() == {"ready": False, "api": "", "gateway": "", "processes": []}

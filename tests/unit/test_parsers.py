@@ -1,7 +1,7 @@
 """Parsers of what comes from outside: any input is read or refused by the parser's own error, at a cost that is linear.
 
 Parsers of streams get their input in pieces too. Those of JSON bodies, locks, messages of workers and code archives on
-nodes have more tests beside their own modules.
+nodes have more tests beside their own modules; those of the node itself are in `node/test_parsers.py`.
 """
 
 import ast
@@ -10,8 +10,6 @@ import gzip
 import ipaddress
 import tarfile
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costs import assert_linear
+from parsers import Parser
 from penstock.access import credentials, execution, headers
 from penstock.access.errors import BrowserRefused
 from penstock.billing.errors import BadSignature
@@ -48,22 +47,9 @@ from penstock.wire.rest import ErrorBody, ScheduleUse
 from penstock.wire.tunnel import Abort, Data, Open, UnitPort
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-SIZES = (1 << 10, 4 << 10, 16 << 10)
 PIECE = 64
 LOOPBACK = [ipaddress.ip_network("127.0.0.0/8")]
 SECRETS = provider_signature.Secrets(current="whsec_x")
-
-
-@dataclass(frozen=True)
-class Parser:
-    """What reads, the errors that it may raise, an input that it likes, and what a long input is made of."""
-
-    parse: Callable[[Any], object]
-    refusals: tuple[type[Exception], ...]
-    sample: str | bytes
-    pieces: str
-    #: Memory for each byte of input.
-    bytes_per_byte_max: int = 64
 
 
 def _schedule(cron: str, timezone: str) -> object:
@@ -257,50 +243,23 @@ PARSERS = {
 }
 
 
-def _typed(parser: Parser, text: str) -> str | bytes:
-    return text.encode("latin-1", "replace") if isinstance(parser.sample, bytes) else text
-
-
-def _long(parser: Parser, start: str | bytes, piece: str) -> Callable[[int], Any]:
-    return lambda size: start + _typed(parser, piece) * (size // len(piece))  # type: ignore[operator]
-
-
 @pytest.mark.parametrize("name", PARSERS)
 def test_long_input_costs_what_its_size_says(name: str) -> None:
-    parser = PARSERS[name]
-    nothing = parser.sample[:0]
-    for piece in [*dict.fromkeys(parser.pieces), parser.pieces]:
-        for start in (nothing, parser.sample, parser.sample[: len(parser.sample) // 2]):
-            assert_linear(
-                parser.parse,
-                _long(parser, start, piece),
-                refusals=parser.refusals,
-                sizes=SIZES,
-                bytes_per_byte_max=parser.bytes_per_byte_max,
-            )
+    PARSERS[name].assert_linear()
 
 
 @pytest.mark.parametrize("name", PARSERS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_input_is_read_or_refused(name: str, data: st.DataObject) -> None:
-    parser = PARSERS[name]
-    strange = (
-        st.text(st.characters(codec=None), max_size=40) if isinstance(parser.sample, str) else st.binary(max_size=40)
-    )
-    pieces = st.lists(st.sampled_from(parser.pieces), max_size=20).map(lambda all_: _typed(parser, "".join(all_)))
-    noise = data.draw(st.one_of(strange, pieces))
-    begin, end = sorted(data.draw(st.tuples(*[st.integers(0, len(parser.sample))] * 2)))
-    given_ = parser.sample[:begin] + noise + parser.sample[end:]
-    with suppress(*parser.refusals):
-        parser.parse(given_)
+    PARSERS[name].assert_typed(data)
 
 
 @pytest.mark.parametrize("name", ["events", "output"])
 def test_a_long_event_in_small_pieces_costs_what_its_size_says(name: str) -> None:
     parser = PARSERS[name]
     sizes = (64 << 10, 256 << 10, 1 << 20)
-    assert_linear(parser.parse, _long(parser, b"data: ", "a"), sizes=sizes, bytes_per_byte_max=None)
+    assert_linear(parser.parse, parser.long(b"data: ", "a"), sizes=sizes, bytes_per_byte_max=None)
 
 
 DEEP = {

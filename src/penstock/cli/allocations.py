@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock.cli import completing, execution, names
-from penstock.cli.errors import SERVER, TIMEOUT, YOUR_CODE, CliError
+from penstock.cli.errors import EXHAUSTED, FAILED, TIMEOUT, YOUR_CODE, CliError
 from penstock.cli.interrupts import explained
 from penstock.cli.many import each
-from penstock.cli.output import EXTRA, NEEDED, Column, Format
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money
@@ -33,7 +33,7 @@ def _purpose(item: Allocation) -> str:
 
 
 COLUMNS: list[Column[Allocation]] = [
-    Column("id", lambda item: item.id, rank=NEEDED),
+    Column("id", lambda item: item.id, rank=ID),
     Column("name", lambda item: item.name, rank=NEEDED),
     Column("purpose", _purpose),
     Column("state", lambda item: item.state, rank=NEEDED),
@@ -58,7 +58,7 @@ DETAIL_COLUMNS: list[Column[Allocation]] = [
 TIMELINE_COLUMNS: list[Column[TimelineEntry]] = [
     Column("at", lambda entry: entry.at),
     Column("state", lambda entry: entry.state, rank=NEEDED),
-    Column("reason", lambda entry: entry.reason),
+    Column("reason", lambda entry: entry.reason, rank=EXTRA),
 ]
 
 AllocationName = Annotated[
@@ -126,13 +126,16 @@ def create(
             made = follow(session, client, made, until=AT_REST, timeout_s=timeout)
     show_one(session, made)
     if wait and made.state != "active":
-        code = YOUR_CODE if made.state == "released" and argv and _exited(made.reason) else SERVER
+        code = _exit_code(made, own_command=bool(argv))
         raise CliError(f"{made.id} is {made.state}: {made.reason}", code="not_active", exit_code=code)
 
 
-def _exited(reason: str) -> bool:
-    """Whether the unit's own command ended it."""
-    return reason.startswith(("the unit exited", "the unit was killed"))
+def _exit_code(ended: Allocation, *, own_command: bool) -> int:
+    """The exit code of an allocation that did not become active."""
+    if ended.state == "failed" and ended.node_id is None:
+        return EXHAUSTED
+    exited = ended.state == "released" and ended.reason.startswith(("the unit exited", "the unit was killed"))
+    return YOUR_CODE if own_command and exited else FAILED
 
 
 def _left_behind(session: Session, allocation_id: str, made: Allocation | None) -> str:
@@ -209,7 +212,7 @@ def release(
         show_one(session, released[0])
     if failed := [it for it in released if wait and it.state == "release_failed"]:
         said = "; ".join(f"{it.id}: {it.reason}" for it in failed)
-        raise CliError(said, code="release_failed", exit_code=SERVER)
+        raise CliError(said, code="release_failed")
     done.end()
 
 
@@ -254,7 +257,7 @@ def show_one(session: Session, allocation: Allocation) -> None:
         return
     if allocation.access_urls:
         output.line("")
-        output.rows(["access", "url"], list(allocation.access_urls.items()))
+        output.rows(["access", "url"], list(allocation.access_urls.items()), ranks=[ID, ID])
     if allocation.timeline:
         output.line("")
         output.items(allocation.timeline, TIMELINE_COLUMNS)

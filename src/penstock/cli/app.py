@@ -11,7 +11,7 @@ from typing import Final
 import typer
 
 from penstock.cli.completion import VARIABLE, complete
-from penstock.cli.errors import INTERRUPTED, OK, OUTPUT_CLOSED, TERMINATED, USAGE, CliError
+from penstock.cli.errors import FAILED, INTERRUPTED, OK, OUTPUT_CLOSED, TERMINATED, CliError
 from penstock.cli.failing import Failure, failure, tell
 from penstock.cli.interrupts import Terminated
 from penstock.cli.lazy import Entry, module
@@ -96,7 +96,7 @@ def run(app: typer.Typer, argv: Sequence[str], environ: Mapping[str, str]) -> in
         if error.errno == errno.EPIPE:
             return OUTPUT_CLOSED
         sys.stderr.write(f"error: cannot write the output: {error.strerror} (code=output)\n")
-        return USAGE
+        return FAILED
 
 
 def _prepare_streams() -> None:
@@ -125,7 +125,7 @@ def _invoke(app: typer.Typer, argv: Sequence[str], session: Session) -> int:
         return INTERRUPTED
     except typer.TyperException as error:
         message = " ".join(error.format_message().split())
-        return tell(session, argv, Failure(exit_code=USAGE, code="usage", message=message))
+        return tell(session, argv, Failure(exit_code=FAILED, code="usage", message=message))
     except (CliError, SdkError) as error:
-        return tell(session, argv, failure(error, argv))
+        return tell(session, argv, failure(error, session))
     return OK

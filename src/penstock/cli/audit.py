@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from penstock.cli.errors import CONFLICT, CliError
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.errors import CONFLICT, NOT_FOUND, CliError
+from penstock.cli.output import EXTRA, ID, NEEDED, NORMAL, Column, Format, notice
 from penstock.cli.session import Session, command, group
+from penstock.cli.text import Count
 from penstock.wire.rest import AuditChain, AuditEntry, ChainedAudit
 from penstock.wire.unreadable import UNREADABLE
 
@@ -23,14 +24,14 @@ app = group("audit", "Who did what, and the proof that the log was not changed."
 COLUMNS: list[Column[AuditEntry]] = [
     Column("at", lambda entry: entry.at),
     Column("actor", lambda entry: entry.actor_id),
-    Column("action", lambda entry: entry.action),
-    Column("target", lambda entry: entry.target_id),
+    Column("action", lambda entry: entry.action, rank=ID),
+    Column("target", lambda entry: entry.target_id, rank=ID),
     Column("correlation", lambda entry: entry.correlation_id),
-    Column("detail", lambda entry: json.dumps(entry.detail, ensure_ascii=False)),
+    Column("detail", lambda entry: json.dumps(entry.detail, ensure_ascii=False), rank=EXTRA),
 ]
 CHAIN_COLUMNS: list[Column[AuditChain]] = [
-    Column("chain", lambda chain: chain.chain),
-    Column("rows", lambda chain: chain.position),
+    Column("chain", lambda chain: chain.chain, rank=ID),
+    Column("rows", lambda chain: Count(chain.position)),
     Column("not yet linked", lambda chain: chain.unlinked),
     Column("linked at", lambda chain: chain.linked_at),
     Column("hash", lambda chain: chain.hash),
@@ -128,7 +129,8 @@ def verify(
         broken = True
         results.append({"chain": name, "holds": False, "position": 0, "why": "the whole chain is gone"})
     if (chain or file) and not broken and not any(result["position"] for result in results):
-        raise CliError("there is no such chain to verify, or it is empty", field="chain" if chain else "file")
+        message = "there is no such chain to verify, or it is empty"
+        raise CliError(message, field="chain" if chain else "file", exit_code=NOT_FOUND)
     _show(session, results)
     if broken:
         raise typer.Exit(CONFLICT)
@@ -138,8 +140,8 @@ def _show(session: Session, results: list[dict[str, object]]) -> None:
     if session.output.format is Format.JSON:
         session.output.json({"items": results, "next_cursor": None})
         return
-    titles = ("chain", "holds", "position", "why")
-    session.output.rows(titles, [[result[title] for title in titles] for result in results])
+    titles, ranks = ("chain", "holds", "position", "why"), (ID, NEEDED, NORMAL, EXTRA)
+    session.output.rows(titles, [[result[title] for title in titles] for result in results], ranks=ranks)
 
 
 def _names(client: "Client", chain: str | None) -> list[str]:

@@ -9,9 +9,9 @@ import typer
 from penstock.cli import budgets, names, payments, prices
 from penstock.cli.errors import CONFLICT, CliError
 from penstock.cli.figures import is_time, remaining, used, what
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import Money, clean, dollars, microusd
+from penstock.cli.text import Count, Money, clean, dollars, microusd
 from penstock.wire.rest import (
     Balance,
     BillingTerms,
@@ -53,24 +53,24 @@ BALANCE_COLUMNS: list[Column[Balance]] = [
     Column("charged until", lambda found: found.accrued_until),
 ]
 COST_COLUMNS: list[Column[Cost]] = [
-    Column("group", lambda cost: cost.group or "(none)"),
-    Column("cost", lambda cost: Money(cost.amount_microusd)),
-    Column("used", lambda cost: {meter: used(meter, count) for meter, count in cost.quantities.items()}),
+    Column("group", lambda cost: cost.group or "(none)", rank=ID),
+    Column("cost", lambda cost: Money(cost.amount_microusd), rank=ID),
+    Column("used", lambda cost: {meter: used(meter, count) for meter, count in cost.quantities.items()}, rank=EXTRA),
 ]
 #: For a terminal: balance and credit together, and the kind is how the transfer's id begins.
 STATEMENT_COLUMNS: list[Column[StatementLine]] = [
     Column("at", lambda line: line.at),
-    Column("change", lambda line: Money(_spendable(line.change))),
+    Column("change", lambda line: Money(_spendable(line.change)), rank=ID),
     Column("after", lambda line: Money(_spendable(line.after))),
-    Column("transfer", lambda line: line.transfer_id),
-    Column("memo", lambda line: line.memo),
+    Column("transfer", lambda line: line.transfer_id, rank=ID),
+    Column("memo", lambda line: line.memo, rank=EXTRA),
 ]
 #: For spreadsheets: every account, exactly as the API's own download has it.
 STATEMENT_CSV_COLUMNS: list[Column[StatementLine]] = [
     Column("at", lambda line: line.at.isoformat()),
     Column("transfer_id", lambda line: line.transfer_id),
     Column("kind", lambda line: line.kind),
-    Column("memo", lambda line: line.memo),
+    Column("memo", lambda line: line.memo, rank=EXTRA),
     Column("corrects", lambda line: line.corrects),
     Column("window_start", lambda line: line.window_start.isoformat() if line.window_start else ""),
     Column("balance_usd", lambda line: Money(line.change.balance_microusd)),
@@ -85,25 +85,25 @@ TRANSFER_COLUMNS: list[Column[LedgerTransfer]] = [
     Column("kind", lambda found: found.kind),
     Column("organisation", lambda found: found.organisation_id),
     Column("at", lambda found: found.at),
-    Column("memo", lambda found: found.memo),
+    Column("memo", lambda found: found.memo, rank=EXTRA),
     Column("corrects", lambda found: found.corrects),
     Column("corrected by", lambda found: found.corrected_by),
     Column("window", lambda found: found.window_start),
     Column("correlation", lambda found: found.correlation_id),
 ]
 ENTRY_COLUMNS: list[Column[LedgerEntry]] = [
-    Column("account", lambda entry: entry.account_id),
+    Column("account", lambda entry: entry.account_id, rank=ID),
     Column("amount", lambda entry: Money(entry.amount_microusd)),
 ]
 WINDOW_COLUMNS: list[Column[UsageWindow]] = [
-    Column("resource", lambda window: window.resource_id),
+    Column("resource", lambda window: window.resource_id, rank=ID),
     Column("what", what),
     Column("from", lambda window: window.from_at),
-    Column("used", lambda window: used(window.meter, window.quantity)),
+    Column("used", lambda window: used(window.meter, window.quantity), rank=EXTRA),
     Column("cost", lambda window: Money(window.amount_microusd)),
 ]
 SUMMARY_COLUMNS: list[Column[InvoiceSummary]] = [
-    Column("month", lambda found: found.month),
+    Column("month", lambda found: found.month, rank=ID),
     Column("usage", lambda found: Money(found.usage_microusd)),
     Column("draft", lambda found: found.draft),
 ]
@@ -131,8 +131,8 @@ MOVEMENT_COLUMNS: list[Column[InvoiceMovement]] = [
     Column("at", lambda each: each.at),
     Column("kind", lambda each: each.kind),
     Column("amount", lambda each: Money(each.amount_microusd)),
-    Column("transfer", lambda each: each.transfer_id),
-    Column("memo", lambda each: each.memo),
+    Column("transfer", lambda each: each.transfer_id, rank=ID),
+    Column("memo", lambda each: each.memo, rank=EXTRA),
 ]
 TOTAL_COLUMNS: list[Column[Invoice]] = [
     Column("month", lambda found: found.month + (" (draft)" if found.draft else "")),
@@ -152,8 +152,8 @@ TERMS_COLUMNS: list[Column[BillingTerms]] = [
 ]
 PROBLEM_COLUMNS: list[Column[LedgerProblem]] = [
     Column("check", lambda problem: problem.check),
-    Column("subject", lambda problem: problem.subject),
-    Column("detail", lambda problem: problem.detail),
+    Column("subject", lambda problem: problem.subject, rank=ID),
+    Column("detail", lambda problem: problem.detail, rank=EXTRA),
 ]
 
 
@@ -340,7 +340,7 @@ def verify(
         session.output.json(report)
     else:
         if session.output.format is Format.TABLE:
-            rows = [[check.name, check.looked_at, check.problems] for check in report.checks]
+            rows = [[check.name, Count(check.looked_at), Count(check.problems)] for check in report.checks]
             session.output.rows(["check", "looked at", "problems"], rows)
         if report.problems or session.output.format is Format.CSV:
             session.output.items(report.problems, PROBLEM_COLUMNS)

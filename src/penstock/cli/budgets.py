@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli import names
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, Format
+from penstock.cli.output import ID, Column, Format
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, microusd
 from penstock.wire.rest import Budget
@@ -15,13 +15,13 @@ from penstock.wire.rest import Budget
 app = group("budget", "What may be spent in an hour, a day or a month.")
 
 COLUMNS: list[Column[Budget]] = [
-    Column("id", lambda budget: budget.id, rank=NEEDED),
+    Column("id", lambda budget: budget.id, rank=ID),
     Column("subject", lambda budget: budget.key_id or budget.project_id),
     Column("period", lambda budget: budget.period),
-    Column("limit", lambda budget: Money(budget.limit_microusd)),
-    Column("spent", lambda budget: Money(budget.spent_microusd)),
+    Column("limit", lambda budget: Money(budget.limit_microusd), rank=ID),
+    Column("spent", lambda budget: Money(budget.spent_microusd), rank=ID),
     Column("reserved", lambda budget: Money(budget.reserved_microusd)),
-    Column("remaining", lambda budget: Money(budget.remaining_microusd)),
+    Column("remaining", lambda budget: Money(budget.remaining_microusd), rank=ID),
     Column("resets at", lambda budget: budget.resets_at),
     Column("action", lambda budget: budget.action),
 ]

@@ -1,7 +1,9 @@
 """Calls functions from the command line, and shows what they say and answer."""
 
+import base64
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -9,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import completing
-from penstock.cli.errors import CONFLICT, SERVER, TIMEOUT, YOUR_CODE, CliError
+from penstock.cli.errors import CONFLICT, EXHAUSTED, FAILED, TIMEOUT, YOUR_CODE, CliError
 from penstock.cli.interrupts import explained
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format, notice
 from penstock.cli.session import Session
-from penstock.cli.text import clean, size
+from penstock.cli.text import Count, clean, size
 from penstock.wire.rest import Invocation, OutputLine
 
 if TYPE_CHECKING:
@@ -27,10 +29,10 @@ LINE_COLUMNS: list[Column[OutputLine]] = [
     Column("at", lambda line: line.at),
     Column("invocation", lambda line: line.invocation),
     Column("kind", lambda line: line.kind),
-    Column("text", lambda line: line.text),
+    Column("text", lambda line: line.text, rank=EXTRA),
 ]
 STATUS_COLUMNS: list[Column[Invocation]] = [
-    Column("id", lambda item: item.id, rank=NEEDED),
+    Column("id", lambda item: item.id, rank=ID),
     Column("function", lambda item: item.function),
     Column("state", lambda item: item.state, rank=NEEDED),
     Column("waiting for", lambda item: item.waiting_for),
@@ -41,8 +43,8 @@ STATUS_COLUMNS: list[Column[Invocation]] = [
     Column("progress", lambda item: json.dumps(item.progress, ensure_ascii=False) if item.progress else None),
     Column("status code", lambda item: item.status_code or None),
     Column("class", lambda item: item.failure_class),
-    Column("error", lambda item: f"{item.error_type}: {item.error}" if item.error_type else item.error),
-    Column("milliseconds", lambda item: item.duration_ms),
+    Column("error", lambda item: f"{item.error_type}: {item.error}" if item.error_type else item.error, rank=EXTRA),
+    Column("milliseconds", lambda item: Count(item.duration_ms)),
     Column("created", lambda item: item.created_at),
     Column("started", lambda item: item.started_at),
     Column("finished", lambda item: item.finished_at),
@@ -57,6 +59,7 @@ InvocationId = Annotated[str, typer.Argument(help="The invocation's id.", autoco
 _OF_HANDLERS: Final = frozenset(
     {"handler_error", "framework_timeout", "framework_error", "oom", "result_too_large", "framework_unhealthy"}
 )
+_OF_CAPACITY: Final = frozenset({"activation_timeout", "backpressure"})
 
 
 def invoke(
@@ -129,29 +132,58 @@ def _read(name: str) -> bytes:
 
 def _print(session: Session, answer: "Answer") -> None:
     if answer.state != "succeeded":
-        raise _failed(answer)
-    _print_body(session, answer.body)
+        raise _failed(session, answer)
+    _print_body(session, answer.content_type, answer.body)
 
 
-def _print_body(session: Session, body: Any) -> None:
-    if isinstance(body, bytes):
+def _print_body(session: Session, content_type: str, body: Any) -> None:
+    """A text as it is, bytes as they are, any other value as JSON; with -o json everything as JSON."""
+    if session.output.format is Format.JSON:
+        session.output.json(_encoded(content_type, body) if isinstance(body, bytes) else body)
+    elif isinstance(body, bytes):
         sys.stdout.buffer.write(body)
         sys.stdout.flush()
-    elif isinstance(body, str) and session.output.format is not Format.JSON:
+    elif isinstance(body, str):
         session.output.line("\n".join(map(clean, body.split("\n"))))
     else:
         session.output.json(body)
 
 
-def _failed(answer: "Answer") -> CliError:
-    """The handler's own words first, on lines of their own."""
+def _encoded(content_type: str, body: bytes) -> dict[str, str]:
+    """Bytes inside JSON, in the API's fields of an invocation."""
+    return {"content_type": content_type, "encoding": "base64", "body": base64.b64encode(body).decode()}
+
+
+def _failed(session: Session, answer: "Answer") -> CliError:
+    """The error of a call that did not succeed. How it ended is printed first: with -o json as the one value of the
+    output, else as the handler's own words."""
     first, _, rest = answer.error.partition("\n")
-    for line in (*rest.splitlines(), *answer.traceback.splitlines()):
-        notice(line)
+    if session.output.format is Format.JSON:
+        session.output.json_line(_end(answer))
+    else:
+        for line in (*rest.splitlines(), *answer.traceback.splitlines()):
+            notice(line)
     what = f"{answer.error_type}: {first}" if answer.error_type else first
-    own = answer.error_type or answer.failure_class in _OF_HANDLERS
     message = f"{answer.invocation_id} {answer.state}" + (f": {what}" if what else "")
-    return CliError(message, code=answer.state, exit_code=YOUR_CODE if own else SERVER)
+    return CliError(message, code=answer.state, exit_code=_exit_code(answer))
+
+
+def _end(answer: "Answer") -> dict[str, str]:
+    """How a call ended, in the API's fields of an invocation."""
+    return {
+        "id": answer.invocation_id,
+        "state": answer.state,
+        "failure_class": answer.failure_class,
+        "error_type": answer.error_type,
+        "error": answer.error,
+        "traceback": answer.traceback,
+    }
+
+
+def _exit_code(answer: "Answer") -> int:
+    if answer.error_type or answer.failure_class in _OF_HANDLERS:
+        return YOUR_CODE
+    return EXHAUSTED if answer.failure_class in _OF_CAPACITY else FAILED
 
 
 def _follow(session: Session, client: "Client", invocation_id: str) -> None:
@@ -161,9 +193,9 @@ def _follow(session: Session, client: "Client", invocation_id: str) -> None:
             streamed = streamed or said.kind == "chunk"
             _print_said(session, said)
         elif said.state != "succeeded":
-            raise _failed(_answer(said))
+            raise _failed(session, _answer(said))
         elif not streamed:
-            _print_returned(session, client, invocation_id)
+            _print_result(session, client, invocation_id)
 
 
 def _answer(found: Invocation) -> "Answer":
@@ -179,17 +211,13 @@ def _answer(found: Invocation) -> "Answer":
     )
 
 
-def _print_returned(session: Session, client: "Client", invocation_id: str) -> None:
-    """The result of a handler that yields nothing."""
-    from penstock.sdk.functions.values import decode_result
+def _print_result(session: Session, client: "Client", invocation_id: str) -> None:
+    """The result of an invocation, of any length."""
+    from penstock.sdk.remote import read_result
 
-    found = client.invocations.get(invocation_id)
-    if found.result is None:
-        _print_body(session, decode_result(found.content_type, found.body, found.encoding))
-        return
-    for chunk in client.invocations.result(invocation_id):
-        sys.stdout.buffer.write(chunk)
-    sys.stdout.flush()
+    content_type = client.invocations.get(invocation_id).content_type
+    content = b"".join(client.invocations.result(invocation_id))
+    _print_body(session, content_type, read_result(content_type, content))
 
 
 def _chunk(text: str) -> str:
@@ -261,23 +289,25 @@ def result(
     invocation: InvocationId,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there instead of printing it.")] = None,
 ) -> None:
-    """Fetch what an invocation answered, byte for byte."""
+    """Print what an invocation answered: a text as it is, other values as JSON. With --out, byte for byte."""
     if out is not None and out.exists():
         raise CliError(f"{out} is there already", field="--out", exit_code=CONFLICT)
     with session.client() as client:
-        chunks = client.invocations.result(invocation)
         if out is None:
+            _print_result(session, client, invocation)
+        else:
+            _write(out, client.invocations.result(invocation))
+
+
+def _write(out: Path, chunks: Iterable[bytes]) -> None:
+    """The whole file or none of it."""
+    draft = out.with_name(f".{out.name}.part")
+    try:
+        with draft.open("wb") as file:
             for chunk in chunks:
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.flush()
-            return
-        draft = out.with_name(f".{out.name}.part")
-        try:
-            with draft.open("wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-            draft.replace(out)
-        except OSError as error:
-            raise CliError(f"cannot write {out}: {error.strerror or error}", field="--out") from error
-        finally:
-            draft.unlink(missing_ok=True)
+                file.write(chunk)
+        draft.replace(out)
+    except OSError as error:
+        raise CliError(f"cannot write {out}: {error.strerror or error}", field="--out") from error
+    finally:
+        draft.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ ROLES: Final = ("owner", "admin", "developer", "viewer", "billing")
 _GLOBAL: Final = ("project", "profile", "api_url", "data")
 
 
-def _of(read: "Callable[[Client], Iterable[tuple[str | None, str]]]") -> Completer:
+def _of(read: "Callable[[Client], Iterable[tuple[str | None, str]]]", *, in_project: bool = True) -> Completer:
     """Completes what the server lists."""
 
     def complete(context: typer.Context, incomplete: str) -> Values:
@@ -30,7 +30,7 @@ def _of(read: "Callable[[Client], Iterable[tuple[str | None, str]]]") -> Complet
         def look() -> None:
             from penstock.sdk.client import Client
 
-            with Client(**_session(context).target(timeout_s=_WAIT_S)) as client:
+            with Client(**_session(context).target(timeout_s=_WAIT_S, in_project=in_project)) as client:
                 for value, note in read(client):
                     if value and value.startswith(incomplete):
                         found.append((value, note))
@@ -113,7 +113,7 @@ nodes = _of(_nodes)
 webhooks = _of(_webhooks)
 skus = _of(lambda client: ((it.name, it.description) for it in client.skus.list()))
 functions = _of(lambda client: ((it.name, f"version {it.current_version}") for it in client.functions.list()))
-projects = _of(lambda client: ((it.name, it.id) for it in client.projects.list()))
+projects = _of(lambda client: ((it.name, it.id) for it in client.projects.list()), in_project=False)
 keys = _of(lambda client: ((it.name, it.id) for it in client.keys.list() if it.revoked_at is None))
 secrets = _of(lambda client: ((it.name, f"version {it.version}") for it in client.secrets.list()))
 runtimes = _of(lambda client: ((it.name, it.base) for it in client.runtimes.list()))

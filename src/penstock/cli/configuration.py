@@ -1,6 +1,6 @@
 """Shows what the command line would use, and why."""
 
-from penstock.cli.output import Format
+from penstock.cli.output import ID, NORMAL, Format
 from penstock.cli.resolve import Value
 from penstock.cli.session import Session, command, group
 
@@ -27,9 +27,8 @@ def show(session: Session) -> None:
             {name: {"value": value.text or None, "source": value.source} for name, value in rows.items()}
         )
     else:
-        session.output.rows(
-            ["name", "value", "source"], [[name, value.text, value.source] for name, value in rows.items()]
-        )
+        shown = [[name, value.text, value.source] for name, value in rows.items()]
+        session.output.rows(["name", "value", "source"], shown, ranks=[ID, ID, NORMAL])
 
 
 def mask(key: str) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.errors import CliError
+from penstock.cli.errors import NOT_FOUND, CliError
 from penstock.cli.output import Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import EgressRules
@@ -47,7 +47,8 @@ def deny(session: Session, rules: Rules) -> None:
     with session.client() as client:
         kept = client.egress.get().rules
         if absent := [rule for rule in rules if rule not in kept]:
-            raise CliError(f"there is no rule {absent[0]}; there are: {', '.join(kept) or 'none'}", field="rules")
+            known = ", ".join(kept) or "none"
+            raise CliError(f"there is no rule {absent[0]}; there are: {known}", field="rules", exit_code=NOT_FOUND)
         _print(session, client.egress.put([rule for rule in kept if rule not in rules]))
 
 

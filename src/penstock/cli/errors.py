@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.sdk.errors import SdkError
 
 OK: Final = 0
-USAGE: Final = 1
+FAILED: Final = 1
 SERVER: Final = 2
 AUTH: Final = 3
 NOT_FOUND: Final = 4
@@ -28,7 +28,7 @@ TERMINATED: Final = 143
 #: The table of `penstock --help`; docs/guides/command-line.md has the same.
 MEANINGS: Final[Mapping[int, str]] = {
     OK: "done",
-    USAGE: "the command line, the configuration or the request is wrong",
+    FAILED: "the command line, the configuration or the request is wrong, or the work failed",
     SERVER: "the server is away, or failed",
     AUTH: "no key, a key that is not valid, or a role that does not allow it",
     NOT_FOUND: "no such thing",
@@ -53,7 +53,7 @@ class CliError(Exception):
         *,
         code: str = "usage",
         field: str | None = None,
-        exit_code: int = USAGE,
+        exit_code: int = FAILED,
         next_step: str = "",
     ) -> None:
         super().__init__(message)
@@ -69,7 +69,7 @@ def exit_code(error: "SdkError") -> int:
     from penstock.sdk import errors
 
     codes: dict[type[errors.SdkError], int] = {
-        errors.InvalidArgument: USAGE,
+        errors.InvalidArgument: FAILED,
         errors.Unreachable: SERVER,
         errors.BadAnswer: SERVER,
         errors.WaitTimeout: TIMEOUT,
@@ -80,4 +80,4 @@ def exit_code(error: "SdkError") -> int:
         errors.Exhausted: EXHAUSTED,
         errors.ServerError: SERVER,
     }
-    return codes.get(type(error), USAGE)
+    return codes.get(type(error), FAILED)

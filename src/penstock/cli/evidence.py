@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.errors import CliError
 from penstock.cli.local import data_folder
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.output import EXTRA, ID, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Evidence
 
@@ -36,8 +36,8 @@ COLUMNS: list[Column[Item]] = [
     Column("at", lambda item: item.at),
     Column("source", lambda item: item.source),
     Column("what", lambda item: item.what),
-    Column("about", lambda item: item.about),
-    Column("detail", lambda item: item.detail),
+    Column("about", lambda item: item.about, rank=ID),
+    Column("detail", lambda item: item.detail, rank=EXTRA),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from penstock.cli.errors import SERVER, CliError
+from penstock.cli.errors import CliError
 
 if TYPE_CHECKING:
     from typer._click import Context  # pyright: ignore[reportPrivateImportUsage]
@@ -24,9 +24,7 @@ def installed() -> bool:
 
 def missing(command: str) -> CliError:
     """The error of a command that cannot run without the extra."""
-    return CliError(
-        f"`{command}` needs the servers, which are not installed here: {_INSTALL}", code="no_server", exit_code=SERVER
-    )
+    return CliError(f"`{command}` needs the servers, which are not installed here: {_INSTALL}", code="no_server")
 
 
 def needs_server(name: str, load: Callable[[], typer.Typer]) -> Callable[[], typer.Typer]:

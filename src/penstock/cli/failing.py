@@ -48,6 +48,8 @@ _LISTS: Final[Mapping[str, str]] = {
     "node": "see `penstock node list`",
     "dead-letters": "see `penstock dead-letters list`",
 }
+#: How the codes of errors about an unknown name end.
+_UNKNOWN: Final = ("not_found", ".unknown_sku", ".unknown_runtime")
 _OF_INVOCATIONS: Final = frozenset({"status", "result", "cancel", "retry"})
 
 
@@ -63,11 +65,15 @@ class Failure:
     next: str = ""
 
 
-def failure(error: "CliError | SdkError", argv: Sequence[str]) -> Failure:
+def failure(error: "CliError | SdkError", session: "Session") -> Failure:
     """The failure of a command line."""
     if isinstance(error, CliError):
         return Failure(
-            exit_code=error.exit_code, code=error.code, message=error.message, field=error.field, next=error.next_step
+            exit_code=error.exit_code,
+            code=error.code,
+            message=error.message,
+            field=error.field,
+            next=_meant(session, error) + error.next_step,
         )
     return Failure(
         exit_code=exit_code(error),
@@ -75,8 +81,18 @@ def failure(error: "CliError | SdkError", argv: Sequence[str]) -> Failure:
         message=error.message,
         field=error.field,
         correlation_id=error.correlation_id,
-        next=_next(error, argv),
+        next=_meant(session, error) + _next(error, session.argv),
     )
+
+
+def _meant(session: "Session", error: "CliError | SdkError") -> str:
+    """The name that was probably meant, where one is unknown."""
+    if session.context is None or not error.code.endswith(_UNKNOWN):
+        return ""
+    from penstock.cli.suggesting import nearest
+
+    near = nearest(session.context, error.message)
+    return f"did you mean {near}? " if near else ""
 
 
 def _next(error: "SdkError", argv: Sequence[str]) -> str:

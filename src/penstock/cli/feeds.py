@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.many import say_each
-from penstock.cli.output import Column, Format
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import cell, clean, csv_cell
 from penstock.wire.rest import DeadLetterOut, EventOut
@@ -17,18 +17,18 @@ dead_letters = group("dead-letters", "Events that the broker refused for good; o
 
 EVENT_COLUMNS: list[Column[EventOut]] = [
     Column("at", lambda event: event.occurred_at),
-    Column("type", lambda event: event.event_type),
-    Column("aggregate", lambda event: event.aggregate_id),
+    Column("type", lambda event: event.event_type, rank=NEEDED),
+    Column("aggregate", lambda event: event.aggregate_id, rank=ID),
     Column("version", lambda event: event.version),
-    Column("payload", lambda event: json.dumps(event.payload, ensure_ascii=False)),
+    Column("payload", lambda event: json.dumps(event.payload, ensure_ascii=False), rank=EXTRA),
 ]
 DEAD_LETTER_COLUMNS: list[Column[DeadLetterOut]] = [
-    Column("event", lambda letter: letter.event_id),
+    Column("event", lambda letter: letter.event_id, rank=ID),
     Column("type", lambda letter: letter.event_type),
     Column("aggregate", lambda letter: letter.aggregate_id),
     Column("version", lambda letter: letter.version),
     Column("attempts", lambda letter: letter.attempts),
-    Column("error", lambda letter: letter.last_error),
+    Column("error", lambda letter: letter.last_error, rank=EXTRA),
 ]
 
 Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]

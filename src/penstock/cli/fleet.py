@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import EXTRA, ID, Column, Format, notice, terminal_chars
 from penstock.cli.session import Session, command, group
+from penstock.cli.tables import lay_out
 from penstock.cli.text import cell, clean
 from penstock.wire.rest import FleetOverview, NodeLoad, Problem
 
@@ -18,7 +19,7 @@ app = group("fleet", "The fleet at a glance, and what is stuck.")
 
 NODE_COLUMNS: list[Column[NodeLoad]] = [
     Column("node", lambda node: node.name),
-    Column("id", lambda node: node.id, rank=NEEDED),
+    Column("id", lambda node: node.id, rank=ID),
     Column("state", lambda node: node.state + (" (simulated)" if node.simulated else "")),
     Column("gpus used", lambda node: f"{node.gpus_used}/{node.gpus_total}"),
     Column("slots used", lambda node: f"{node.slots_used}/{node.slots_total}"),
@@ -30,9 +31,9 @@ NODE_COLUMNS: list[Column[NodeLoad]] = [
 ]
 PROBLEM_COLUMNS: list[Column[Problem]] = [
     Column("kind", lambda problem: problem.kind),
-    Column("id", lambda problem: problem.id, rank=NEEDED),
+    Column("id", lambda problem: problem.id, rank=ID),
     Column("since", lambda problem: problem.since),
-    Column("reason", lambda problem: problem.reason),
+    Column("reason", lambda problem: problem.reason, rank=EXTRA),
     Column("what to do", lambda problem: problem.repair),
 ]
 
@@ -82,15 +83,13 @@ def _summary(found: FleetOverview) -> list[str]:
 
 def _screen(found: FleetOverview) -> "RenderableType":
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    for column in NODE_COLUMNS:
-        table.add_column(column.title)
-    for node in found.node_list:
-        table.add_row(*(Text(clean(cell(column.read(node)))) for column in NODE_COLUMNS))
-    return Group(*(Text(clean(line)) for line in _summary(found)), Text(""), table)
+    rows = [[clean(cell(column.read(node))) for column in NODE_COLUMNS] for node in found.node_list]
+    ranks = [column.rank for column in NODE_COLUMNS]
+    heading, *lines = lay_out([column.title for column in NODE_COLUMNS], rows, ranks, terminal_chars())[0]
+    summary = [Text(clean(line)) for line in _summary(found)]
+    return Group(*summary, Text(""), Text(heading, style="bold"), *map(Text, lines))
 
 
 @command(app, "problems", example="penstock fleet problems -o json")
@@ -98,6 +97,12 @@ def problems(session: Session) -> None:
     """List what does not get on by itself, with the reason and the command that repairs it."""
     with session.client() as client:
         found = list(client.fleet.problems())
-    session.output.items(found, PROBLEM_COLUMNS)
+    if session.output.format is Format.TABLE and sys.stdout.isatty():
+        # Reasons and commands are too long for a line, and commands are there to be copied.
+        for problem in found:
+            session.output.item(problem, PROBLEM_COLUMNS)
+            session.output.line("")
+    else:
+        session.output.items(found, PROBLEM_COLUMNS)
     if not found and session.output.format is Format.TABLE:
         notice("nothing is stuck")

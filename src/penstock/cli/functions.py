@@ -6,8 +6,9 @@ import typer
 
 from penstock.cli import calling, completing, serving
 from penstock.cli.many import Done, each, say_each
-from penstock.cli.output import EXTRA, NEEDED, Column
+from penstock.cli.output import EXTRA, ID, NEEDED, Column
 from penstock.cli.session import Session, command, group
+from penstock.cli.text import Count
 from penstock.wire.rest import DeadLetter, Function, FunctionVersion, FunctionWorker, Invocation
 
 app = group("fn", "Functions: deploy, call and look after them.")
@@ -27,7 +28,7 @@ def _workers(item: Function) -> str:
 
 
 COLUMNS: list[Column[Function]] = [
-    Column("name", lambda item: item.name, rank=NEEDED),
+    Column("name", lambda item: item.name, rank=ID),
     Column("version", _version),
     Column("sku", lambda item: item.definition.sku),
     Column("workers", _workers),
@@ -67,26 +68,26 @@ VERSION_COLUMNS: list[Column[FunctionVersion]] = [
     Column("created by", lambda item: item.created_by),
 ]
 WORKER_COLUMNS: list[Column[FunctionWorker]] = [
-    Column("name", lambda item: item.name, rank=NEEDED),
+    Column("name", lambda item: item.name, rank=ID),
     Column("state", lambda item: item.state, rank=NEEDED),
     Column("version", lambda item: item.version),
     Column("inflight", lambda item: f"{item.inflight}/{item.slots}"),
-    Column("served", lambda item: item.served),
+    Column("served", lambda item: Count(item.served)),
     Column("allocation", lambda item: item.allocation_id),
     Column("ready", lambda item: item.ready_at),
     Column("reason", lambda item: item.reason, rank=EXTRA),
 ]
 INVOCATION_COLUMNS: list[Column[Invocation]] = [
-    Column("id", lambda item: item.id, rank=NEEDED),
+    Column("id", lambda item: item.id, rank=ID),
     Column("function", lambda item: item.function),
     Column("state", lambda item: item.state, rank=NEEDED),
     Column("attempts", lambda item: item.attempts),
-    Column("milliseconds", lambda item: item.duration_ms),
+    Column("milliseconds", lambda item: Count(item.duration_ms)),
     Column("created", lambda item: item.created_at),
     Column("reason", lambda item: item.error or item.waiting_for, rank=EXTRA),
 ]
 LETTER_COLUMNS: list[Column[DeadLetter]] = [
-    Column("id", lambda item: item.id, rank=NEEDED),
+    Column("id", lambda item: item.id, rank=ID),
     Column("function", lambda item: item.function),
     Column("invocation", lambda item: item.invocation_id),
     Column("class", lambda item: item.failure_class),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock.cli import completing, names
-from penstock.cli.errors import SERVER, CliError
-from penstock.cli.output import Column
+from penstock.cli.errors import NOT_FOUND, TIMEOUT, CliError
+from penstock.cli.output import EXTRA, ID, NEEDED, Column
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import size
@@ -54,13 +54,13 @@ READING_COLUMNS: Final[list[Column[NodeGpu]]] = [
 COLUMNS: Final[list[Column[NodeGpu]]] = [
     Column("gpu", lambda gpu: gpu.index),
     Column("uuid", lambda gpu: gpu.uuid),
-    Column("slot", lambda gpu: gpu.slot_id),
+    Column("slot", lambda gpu: gpu.slot_id, rank=ID),
     Column("model", lambda gpu: gpu.model + (" (simulated)" if gpu.simulated else "")),
-    Column("health", lambda gpu: gpu.health),
-    Column("detail", lambda gpu: gpu.health_detail),
+    Column("health", lambda gpu: gpu.health, rank=NEEDED),
+    Column("detail", lambda gpu: gpu.health_detail, rank=EXTRA),
     Column("since", lambda gpu: gpu.quarantine and gpu.quarantine.since),
     Column("well since", lambda gpu: gpu.quarantine and gpu.quarantine.well_since),
-    Column("last probe", lambda gpu: gpu.quarantine and gpu.quarantine.probe_detail),
+    Column("last probe", lambda gpu: gpu.quarantine and gpu.quarantine.probe_detail, rank=EXTRA),
     *READING_COLUMNS,
     Column("allocation", lambda gpu: gpu.allocation_id),
 ]
@@ -110,8 +110,10 @@ def return_(
             found = _follow(client, node_id, slot_id, found, timeout_s=timeout)
     session.output.item(found, COLUMNS)
     if wait and found.quarantine is not None:
-        why = found.quarantine.probe_detail or "the probe has not ended in time"
-        raise CliError(f"GPU {found.uuid} stays in quarantine: {why}", code="gpu_not_returned", exit_code=SERVER)
+        if found.quarantine.probing:
+            raise CliError(f"the probe of GPU {found.uuid} goes on", code="wait_timeout", exit_code=TIMEOUT)
+        why = found.quarantine.probe_detail
+        raise CliError(f"GPU {found.uuid} stays in quarantine: {why}", code="gpu_not_returned")
 
 
 def _follow(client: "Client", node_id: str, slot_id: str, found: NodeGpu, *, timeout_s: float) -> NodeGpu:
@@ -132,4 +134,5 @@ def _slot(client: "Client", node_id: str, gpu: str) -> str:
     for one in known:
         if gpu in (one.uuid, str(one.index)):
             return one.slot_id
-    raise CliError(f"the node has no GPU {gpu}", field="gpu", next_step=f"see `penstock node gpu list {node_id}`")
+    listing = f"see `penstock node gpu list {node_id}`"
+    raise CliError(f"the node has no GPU {gpu}", field="gpu", exit_code=NOT_FOUND, next_step=listing)

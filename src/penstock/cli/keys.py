@@ -6,7 +6,7 @@ import typer
 
 from penstock.cli import completing, names
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import ID, NEEDED, Column, Format, notice
 from penstock.cli.resolve import local_instance
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Key
@@ -14,10 +14,10 @@ from penstock.wire.rest import Key
 app = group("key", "Make, list and revoke API keys.")
 
 COLUMNS: list[Column[Key]] = [
-    Column("id", lambda key: key.id, rank=NEEDED),
+    Column("id", lambda key: key.id, rank=ID),
     Column("name", lambda key: key.name, rank=NEEDED),
     Column("hint", lambda key: key.hint),
-    Column("role", lambda key: key.role),
+    Column("role", lambda key: key.role, rank=NEEDED),
     Column("principal", lambda key: key.principal_id),
     Column("expires", lambda key: key.expires_at),
     Column("revoked", lambda key: key.revoked_at),

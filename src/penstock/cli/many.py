@@ -39,7 +39,7 @@ def each(session: Session, texts: Sequence[str], act: Callable[[str], T]) -> Don
         except (CliError, SdkError) as error:
             if not done.many:
                 raise
-            code = tell(session, session.argv, failure(error, session.argv))
+            code = tell(session, session.argv, failure(error, session))
             done.exit_code = done.exit_code or code
     return done
 

@@ -1,5 +1,6 @@
 """GPU hosts, for operators."""
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
@@ -9,7 +10,8 @@ import typer
 from penstock.cli import completing, gpus, names
 from penstock.cli.errors import CliError
 from penstock.cli.many import Done, each
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format, notice
+from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import cell, seconds, size
 from penstock.wire.rest import EnrolmentToken, Node, NodeGpu, Task
@@ -21,7 +23,7 @@ app = group("node", "GPU hosts: enrol them and look after them.")
 app.add_typer(gpus.app)
 
 COLUMNS: list[Column[Node]] = [
-    Column("id", lambda node: node.id, rank=NEEDED),
+    Column("id", lambda node: node.id, rank=ID),
     Column("name", lambda node: node.name, rank=NEEDED),
     Column("state", lambda node: node.state, rank=NEEDED),
     Column("gpus free", lambda node: f"{node.gpus_free}/{node.gpus_total}"),
@@ -29,7 +31,7 @@ COLUMNS: list[Column[Node]] = [
     Column("simulated", lambda node: node.simulated),
     Column("last heartbeat", lambda node: node.last_heartbeat_at),
     Column("release at", lambda node: node.release_at),
-    Column("reason", lambda node: node.state_reason),
+    Column("reason", lambda node: node.state_reason, rank=EXTRA),
 ]
 DETAIL_COLUMNS: list[Column[Node]] = [
     *COLUMNS,
@@ -48,23 +50,23 @@ def share(gpu: NodeGpu) -> str:
 
 GPU_COLUMNS: list[Column[NodeGpu]] = [
     Column("gpu", lambda gpu: gpu.index),
-    Column("slot", lambda gpu: gpu.slot_id),
+    Column("slot", lambda gpu: gpu.slot_id, rank=ID),
     Column("model", lambda gpu: gpu.model + (" (simulated)" if gpu.simulated else "")),
     Column("share", share),
     Column("memory", lambda gpu: size(gpu.memory_bytes)),
     Column("health", lambda gpu: gpu.health),
-    Column("detail", lambda gpu: gpu.health_detail),
+    Column("detail", lambda gpu: gpu.health_detail, rank=EXTRA),
     *gpus.READING_COLUMNS,
     Column("allocation", lambda gpu: gpu.allocation_id),
 ]
 TASK_COLUMNS: list[Column[Task]] = [
-    Column("id", lambda task: task.id, rank=NEEDED),
+    Column("id", lambda task: task.id, rank=ID),
     Column("type", lambda task: task.type),
     Column("state", lambda task: task.state, rank=NEEDED),
     Column("allocation", lambda task: task.allocation_id),
     Column("attempts", lambda task: task.attempts),
-    Column("error", lambda task: task.error_code),
-    Column("detail", lambda task: task.detail),
+    Column("error", lambda task: task.error_code, rank=EXTRA),
+    Column("detail", lambda task: task.detail, rank=EXTRA),
     Column("created", lambda task: task.created_at),
     Column("finished", lambda task: task.finished_at),
 ]
@@ -104,8 +106,19 @@ def _print_token(session: Session, token: EnrolmentToken) -> None:
     if session.output.format is Format.JSON:
         session.output.json(token)
         return
+    if unreachable := _loopback_address(token.command):
+        notice(f"the API listens at {unreachable}, which no other host reaches; `penstock up --address A` listens at A")
     notice(f"run this on the host {token.node_name} before {token.expires_at:%H:%M:%S} UTC; the token works once:")
     session.output.line(token.command)
+
+
+def _loopback_address(command: str) -> str:
+    """The API's address in the command of a node that joins, if it is one of this machine alone."""
+    from penstock.sdk.target import is_loopback
+
+    words = shlex.split(command)
+    address = words[words.index("--api") + 1] if "--api" in words[:-1] else ""
+    return address if is_loopback(address) else ""
 
 
 @command(app, "list", example="penstock node list --state ready")
@@ -174,11 +187,20 @@ def drain(
 
 def _drained(client: "Client", node: Node) -> Node:
     """The node when nothing is left on it."""
-    while held := {gpu.gpu_uuid for gpu in client.nodes.get(node.id).gpus if gpu.allocation_id}:
-        until = f", until {cell(node.release_at)}" if node.release_at else ""
-        notice(f"{len(held)} GPUs of {node.name} are still held{until}")
-        time.sleep(_DRAIN_LOOK_S)
+    if not (held := _held(client, node)):
+        return client.nodes.get(node.id)
+    with progress(held) as report:
+        while held := _held(client, node):
+            report(held)
+            time.sleep(_DRAIN_LOOK_S)
     return client.nodes.get(node.id)
+
+
+def _held(client: "Client", node: Node) -> str:
+    """How many GPUs of a node are in use; empty for none."""
+    held = {gpu.gpu_uuid for gpu in client.nodes.get(node.id).gpus if gpu.allocation_id}
+    until = f", until {cell(node.release_at)}" if node.release_at else ""
+    return f"GPUs of {node.name} still held: {len(held)}{until}" if held else ""
 
 
 @command(app, "revoke", example="penstock node revoke rack1-host7 --reason stolen")

@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.errors import CONFLICT, CliError
 from penstock.cli.many import say_each
-from penstock.cli.output import Column
+from penstock.cli.output import ID, Column
 from penstock.cli.progress import transfer
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import size
@@ -23,7 +23,7 @@ app = group("object", "Files of a project that outlive units.")
 _STREAM: Final = "-"
 
 COLUMNS: list[Column[Object]] = [
-    Column("key", lambda item: item.key),
+    Column("key", lambda item: item.key, rank=ID),
     Column("size", lambda item: size(item.size)),
     Column("type", lambda item: item.content_type),
     Column("created", lambda item: item.created_at),

@@ -11,17 +11,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from penstock.cli import tables
+from penstock.cli.tables import EXTRA, ID, NEEDED, NORMAL
 from penstock.cli.text import cell, clean, clean_json, csv_cell
 
 if TYPE_CHECKING:
     import msgspec
 
-T = TypeVar("T")
+__all__ = ["EXTRA", "ID", "NEEDED", "NORMAL", "Column", "Format", "Output", "notice", "terminal_chars"]
 
-#: Ranks of columns: what one must read, what one wants to, and what is nice to have.
-NEEDED: Final = 0
-NORMAL: Final = 1
-EXTRA: Final = 2
+T = TypeVar("T")
 
 _BOLD: Final = "\x1b[1m{}\x1b[0m"
 _GAP: Final = " " * 3
@@ -39,8 +37,8 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """One column: its heading, how to read its value, and its rank: where a terminal is too narrow, columns of a high
-    rank are cut first, and of equal ones those on the right."""
+    """One column: its heading, how to read its value, and its rank, which says how it gives way on a narrow terminal
+    (see `tables.fit`)."""
 
     title: str
     read: Callable[[T], object]
@@ -103,19 +101,15 @@ class Output:
         """Aligned columns: all of them as they are, but on a terminal such that each row is one line of it."""
         terminal = sys.stdout.isatty()
         texts = [[_text(value, brief=terminal) for value in row] for row in rows]
-        shown = [[*titles], *texts] if self.heading else texts
-        if not shown:
-            return
-        widths = [max(map(tables.width, column)) for column in zip(*shown, strict=True)]
-        if terminal:
-            widths = tables.fit(widths, ranks, _terminal_chars())
-        laid_out = tables.lines(shown, widths)
-        if self.heading and terminal:
+        heading = [*titles] if self.heading else None
+        laid_out, missing = tables.lay_out(heading, texts, ranks, terminal_chars() if terminal else None)
+        if laid_out and heading and terminal:
             laid_out[0] = _BOLD.format(laid_out[0])
         for line in laid_out:
             self.line(line)
-        if missing := [title for title, chars in zip(titles, widths, strict=True) if not chars]:
-            notice(f"the terminal is too narrow for: {', '.join(missing)}; -o csv and -o json have everything")
+        if missing:
+            named = ", ".join(titles[at] for at in missing)
+            notice(f"the terminal is too narrow for: {named}; -o csv and -o json have everything")
 
     def _details(self, rows: Sequence[tuple[str, object]]) -> None:
         """A title and a value on each line; on a terminal, long values go on below themselves."""
@@ -126,7 +120,7 @@ class Output:
         for title, value in rows:
             name = title + " " * (begin - tables.width(title))
             text = clean(cell(value))
-            parts = _wrapped(text, _terminal_chars() - begin) if terminal else [text]
+            parts = _wrapped(text, terminal_chars() - begin) if terminal else [text]
             self.line(((_BOLD.format(name) if terminal else name) + parts[0]).rstrip())
             for part in parts[1:]:
                 self.line(" " * begin + part)
@@ -155,7 +149,8 @@ def _wrapped(text: str, chars: int) -> list[str]:
     return textwrap.wrap(text, max(chars, 20), break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _terminal_chars() -> int:
+def terminal_chars() -> int:
+    """The columns of the terminal."""
     import shutil
 
     return shutil.get_terminal_size().columns

@@ -4,8 +4,8 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.cli.errors import SERVER, CliError
-from penstock.cli.output import EXTRA, NEEDED, Column, Format, notice
+from penstock.cli.errors import CliError
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format, notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, microusd
@@ -16,18 +16,18 @@ _CENT_MICROUSD: Final = 10_000
 _TOPUP_MIN_MICROUSD: Final = 1_000_000
 
 PAYMENT_COLUMNS: list[Column[Payment]] = [
-    Column("id", lambda payment: payment.id, rank=NEEDED),
+    Column("id", lambda payment: payment.id, rank=ID),
     Column("state", lambda payment: payment.state, rank=NEEDED),
     Column("amount", lambda payment: Money(payment.amount_microusd)),
     Column("refunded", lambda payment: Money(payment.refunded_microusd)),
     Column("provider", lambda payment: payment.provider),
     Column("created", lambda payment: payment.created_at),
     Column("completed", lambda payment: payment.completed_at),
-    Column("reason", lambda payment: payment.reason),
+    Column("reason", lambda payment: payment.reason, rank=EXTRA),
 ]
 #: For a terminal: the rest is on the payment's own page.
 PAYMENT_TABLE: list[Column[Payment]] = [
-    Column("id", lambda payment: payment.id, rank=NEEDED),
+    Column("id", lambda payment: payment.id, rank=ID),
     Column("state", lambda payment: payment.state, rank=NEEDED),
     Column("amount", lambda payment: Money(payment.amount_microusd)),
     Column("refunded", lambda payment: Money(payment.refunded_microusd)),
@@ -40,22 +40,22 @@ PAYMENT_DETAILS: list[Column[Payment]] = [
     Column("pay at", lambda payment: payment.checkout_url if payment.state == "open" else ""),
 ]
 REFUND_COLUMNS: list[Column[Refund]] = [
-    Column("id", lambda refund: refund.id, rank=NEEDED),
+    Column("id", lambda refund: refund.id, rank=ID),
     Column("payment", lambda refund: refund.payment_id),
     Column("state", lambda refund: refund.state, rank=NEEDED),
     Column("amount", lambda refund: Money(refund.amount_microusd)),
-    Column("reason", lambda refund: refund.reason),
-    Column("failure", lambda refund: refund.failure),
+    Column("reason", lambda refund: refund.reason, rank=EXTRA),
+    Column("failure", lambda refund: refund.failure, rank=EXTRA),
     Column("created", lambda refund: refund.created_at),
     Column("completed", lambda refund: refund.completed_at),
 ]
 EVENT_COLUMNS: list[Column[ProviderEvent]] = [
-    Column("id", lambda event: event.event_id, rank=NEEDED),
+    Column("id", lambda event: event.event_id, rank=ID),
     Column("type", lambda event: event.type),
     Column("state", lambda event: event.state, rank=NEEDED),
     Column("payment", lambda event: event.payment_id),
     Column("received", lambda event: event.received_at),
-    Column("reason", lambda event: event.reason),
+    Column("reason", lambda event: event.reason, rank=EXTRA),
 ]
 EVENT_DETAILS: list[Column[ProviderEvent]] = [
     *EVENT_COLUMNS,
@@ -112,7 +112,7 @@ def topup(
                 )
     session.output.item(made, PAYMENT_DETAILS)
     if wait and made.state != "succeeded":
-        raise CliError(f"{made.id} is {made.state}: {made.reason}", code="not_paid", exit_code=SERVER)
+        raise CliError(f"{made.id} is {made.state}: {made.reason}", code="not_paid")
 
 
 def payments(

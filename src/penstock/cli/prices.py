@@ -6,17 +6,17 @@ from typing import Annotated
 import typer
 
 from penstock.cli.errors import CliError
-from penstock.cli.output import Column
+from penstock.cli.output import ID, Column
 from penstock.cli.session import Session, command, group
-from penstock.cli.text import Money, clean, microusd
+from penstock.cli.text import Count, Money, clean, microusd
 from penstock.wire.rest import Price
 
 app = group("price", "What a unit of each meter costs.")
 
 COLUMNS: list[Column[Price]] = [
-    Column("meter", lambda price: price.meter),
+    Column("meter", lambda price: price.meter, rank=ID),
     Column("price", lambda price: Money(price.price_microusd)),
-    Column("per", lambda price: price.per),
+    Column("per", lambda price: Count(price.per)),
     Column("in force", lambda price: price.in_force),
     Column("effective", lambda price: price.effective_at),
     Column("version", lambda price: price.version),

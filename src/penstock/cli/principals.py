@@ -6,7 +6,7 @@ import typer
 
 from penstock.cli import completing, names
 from penstock.cli.many import Done, each, say_each
-from penstock.cli.output import NEEDED, Column
+from penstock.cli.output import ID, NEEDED, Column
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Organisation, ServiceAccount, User
 
@@ -15,14 +15,14 @@ users = group("user", "People.")
 organisations = group("org", "Organisations: customers that own projects.")
 
 SERVICE_ACCOUNT_COLUMNS: list[Column[ServiceAccount]] = [
-    Column("id", lambda account: account.id, rank=NEEDED),
+    Column("id", lambda account: account.id, rank=ID),
     Column("name", lambda account: account.name, rank=NEEDED),
     Column("role", lambda account: account.role),
     Column("project", lambda account: account.project_id),
     Column("created", lambda account: account.created_at),
 ]
 USER_COLUMNS: list[Column[User]] = [
-    Column("id", lambda user: user.id, rank=NEEDED),
+    Column("id", lambda user: user.id, rank=ID),
     Column("name", lambda user: user.display_name, rank=NEEDED),
     Column("issuer", lambda user: user.issuer),
     Column("subject", lambda user: user.subject),
@@ -30,7 +30,7 @@ USER_COLUMNS: list[Column[User]] = [
     Column("disabled", lambda user: user.disabled_at),
 ]
 ORGANISATION_COLUMNS: list[Column[Organisation]] = [
-    Column("id", lambda organisation: organisation.id, rank=NEEDED),
+    Column("id", lambda organisation: organisation.id, rank=ID),
     Column("name", lambda organisation: organisation.name, rank=NEEDED),
     Column("created", lambda organisation: organisation.created_at),
 ]

@@ -31,12 +31,12 @@ def progress(first: str) -> Iterator[Report]:
 
 
 def _changes(first: str) -> Report:
-    """Lines, but never the same one twice in a row."""
-    said = [first]
+    """Lines, each of them once."""
+    said = {first}
 
     def report(text: str) -> None:
-        if text != said[0]:
-            said[0] = text
+        if text not in said:
+            said.add(text)
             notice(text)
 
     return report

@@ -8,7 +8,7 @@ import typer
 from penstock.cli import completing, names
 from penstock.cli.errors import CliError
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, notice
+from penstock.cli.output import ID, NEEDED, Column, notice
 from penstock.cli.profiles import Profile, check_name, config_path, read, write
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Member, Project, Quota
@@ -17,20 +17,20 @@ app = group("project", "Projects: the scope of everything that you create.")
 members = group("member", "Who has which role in a project.")
 
 COLUMNS: list[Column[Project]] = [
-    Column("id", lambda project: project.id, rank=NEEDED),
+    Column("id", lambda project: project.id, rank=ID),
     Column("name", lambda project: project.name, rank=NEEDED),
     Column("organisation", lambda project: project.organisation_id),
     Column("created", lambda project: project.created_at),
 ]
 MEMBER_COLUMNS: list[Column[Member]] = [
-    Column("principal", lambda member: member.principal_id),
+    Column("principal", lambda member: member.principal_id, rank=ID),
     Column("kind", lambda member: member.principal_kind),
     Column("name", lambda member: member.display_name, rank=NEEDED),
     Column("role", lambda member: member.role),
     Column("since", lambda member: member.created_at),
 ]
 QUOTA_COLUMNS: list[Column[Quota]] = [
-    Column("project", lambda quota: quota.project_id),
+    Column("project", lambda quota: quota.project_id, rank=ID),
     Column("gpus used", lambda quota: quota.gpus_used),
     Column("gpus max", lambda quota: quota.gpus_max),
 ]

@@ -6,7 +6,7 @@ import typer
 
 from penstock.cli import names
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, notice
+from penstock.cli.output import EXTRA, ID, Column, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import GroupMapping, IdentityProvider, LoginSession
 
@@ -14,18 +14,18 @@ app = group("idp", "Identity providers: whom people log in with, and what their 
 sessions = group("session", "Logins of people.")
 
 COLUMNS: list[Column[IdentityProvider]] = [
-    Column("name", lambda provider: provider.name, rank=NEEDED),
+    Column("name", lambda provider: provider.name, rank=ID),
     Column("issuer", lambda provider: provider.issuer),
     Column("client", lambda provider: provider.client_id),
-    Column("audiences", lambda provider: provider.audiences),
-    Column("scopes", lambda provider: provider.scopes),
+    Column("audiences", lambda provider: provider.audiences, rank=EXTRA),
+    Column("scopes", lambda provider: provider.scopes, rank=EXTRA),
     Column("groups claim", lambda provider: provider.groups_claim),
     Column("session s", lambda provider: provider.session_s),
     Column("enabled", lambda provider: provider.enabled),
     Column("created", lambda provider: provider.created_at),
 ]
 MAPPING_COLUMNS: list[Column[GroupMapping]] = [
-    Column("id", lambda mapping: mapping.id, rank=NEEDED),
+    Column("id", lambda mapping: mapping.id, rank=ID),
     Column("group", lambda mapping: mapping.group),
     Column("role", lambda mapping: mapping.role),
     Column("project", lambda mapping: mapping.project_id),
@@ -34,10 +34,10 @@ MAPPING_COLUMNS: list[Column[GroupMapping]] = [
     Column("created", lambda mapping: mapping.created_at),
 ]
 SESSION_COLUMNS: list[Column[LoginSession]] = [
-    Column("id", lambda session: session.id, rank=NEEDED),
+    Column("id", lambda session: session.id, rank=ID),
     Column("person", lambda session: session.principal_id),
     Column("provider", lambda session: session.provider),
-    Column("groups", lambda session: session.groups),
+    Column("groups", lambda session: session.groups, rank=EXTRA),
     Column("created", lambda session: session.created_at),
     Column("expires", lambda session: session.expires_at),
     Column("revoked", lambda session: session.revoked_at),

@@ -8,7 +8,7 @@ import typer
 from penstock.cli import completing
 from penstock.cli.errors import CliError
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import ID, Column, Format, notice
 from penstock.cli.progress import progress
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Runtime
@@ -23,7 +23,7 @@ _LOCK_BYTES_MAX: Final = 512 << 10
 _DIGEST_SHOWN: Final = 12
 
 COLUMNS: list[Column[Runtime]] = [
-    Column("name", lambda item: item.name, rank=NEEDED),
+    Column("name", lambda item: item.name, rank=ID),
     Column("base", lambda item: item.base),
     Column("packages", lambda item: item.packages),
     Column("version", lambda item: item.version),

@@ -9,7 +9,7 @@ import typer
 from penstock.cli import completing
 from penstock.cli.errors import CliError
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, Format
+from penstock.cli.output import ID, Column, Format
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Secret, SecretVersion
 
@@ -18,7 +18,7 @@ app = group("secret", "Values for units that nobody can read back.")
 VALUE_BYTES_MAX: Final = 64 << 10
 
 COLUMNS: list[Column[Secret]] = [
-    Column("name", lambda secret: secret.name, rank=NEEDED),
+    Column("name", lambda secret: secret.name, rank=ID),
     Column("version", lambda secret: secret.version),
     Column("updated", lambda secret: secret.updated_at),
     Column("updated by", lambda secret: secret.updated_by),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock.cli.calling import print_line
-from penstock.cli.errors import SERVER, CliError
+from penstock.cli.errors import TIMEOUT, CliError
 from penstock.cli.interrupts import SIGNALS
 from penstock.cli.output import notice
 from penstock.cli.progress import Report, progress
@@ -111,7 +111,7 @@ def _serving(client: "Client", function: Function, until: float, report: Report)
             first = function.waiting_for.partition("\n")[0]
             why = f": {first}; see penstock fn show {function.name}" if first else ""
             message = f"version {function.current_version} of {function.name} does not serve yet{why}"
-            raise CliError(message, code="wait_timeout", exit_code=SERVER)
+            raise CliError(message, code="wait_timeout", exit_code=TIMEOUT)
         why = function.waiting_for.partition("\n")[0] or "starting"
         report(f"{function.name} version {function.current_version}: {why}")
         time.sleep(_POLL_S)

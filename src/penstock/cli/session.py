@@ -79,6 +79,7 @@ class Session:
     no_input: bool = False
     insecure_http: bool = False
     argv: Sequence[str] = ()
+    context: typer.Context | None = None
 
     def take(
         self,
@@ -112,7 +113,7 @@ class Session:
 
         return Client(**self.target())
 
-    def target(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    def target(self, *, timeout_s: float | None = None, in_project: bool = True) -> dict[str, Any]:
         """What a client is made from: address, key, project and gateway, or a CliError that says what to do."""
         resolved = self.resolved()
         if resolved.api_url is None or resolved.key is None:
@@ -124,7 +125,7 @@ class Session:
             "allow_http": self.allow_http or resolved.is_local,
             **({} if timeout_s is None else {"timeout_s": timeout_s}),
         }
-        return given | {"project": self._project(resolved.project, given)}
+        return given | {"project": self._project(resolved.project, given) if in_project else None}
 
     @property
     def allow_http(self) -> bool:
@@ -146,6 +147,7 @@ class Session:
         flags = {"--profile": self.flags.profile, "-p": self.flags.project, "--api-url": self.flags.api_url}
         flags["--data"] = self.flags.data
         given = [word for name, value in flags.items() if value for word in (name, value)]
+        given += ["--insecure-http"] if self.insecure_http else []
         return shlex.join(["penstock", *given, *words])
 
     def need_input(self, what: str) -> None:
@@ -240,6 +242,7 @@ def _with_options(function: Callable[Concatenate[Session, P], None], *, hidden: 
     @functools.wraps(function)
     def run(context: typer.Context, **given: Any) -> None:
         session: Session = context.obj
+        session.context = context
         session.take(**{name: given.pop(name) for name in options})
         function(session, **given)  # pyright: ignore[reportCallIssue]
         if function in (_nothing, _root) and context.invoked_subcommand is None:

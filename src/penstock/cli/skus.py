@@ -8,7 +8,7 @@ import typer
 from penstock.cli import completing
 from penstock.cli.errors import NOT_FOUND, CliError
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column
+from penstock.cli.output import EXTRA, ID, NEEDED, Column
 from penstock.cli.session import Session, command, group
 from penstock.cli.text import Money, size
 from penstock.wire.rest import Sku, SkuPut, SkuUpdate
@@ -40,16 +40,16 @@ def share(sku: Sku) -> str:
 
 
 COLUMNS: list[Column[Sku]] = [
-    Column("name", lambda sku: sku.name, rank=NEEDED),
+    Column("name", lambda sku: sku.name, rank=ID),
     Column("gpu", lambda sku: sku.gpu_model),
     Column("share", share),
     Column("counts", lambda sku: ",".join(map(str, sku.gpu_counts))),
     Column("per gpu hour", lambda sku: Money(sku.price_microusd_per_gpu_hour)),
     Column("memory per gpu", lambda sku: size(sku.memory_bytes_per_gpu)),
     Column("cpus per gpu", lambda sku: f"{sku.cpus_per_gpu:g}"),
-    Column("free", lambda sku: sku.gpus_free),
+    Column("free", lambda sku: sku.gpus_free, rank=NEEDED),
     Column("enabled", lambda sku: sku.enabled),
-    Column("description", lambda sku: sku.description),
+    Column("description", lambda sku: sku.description, rank=EXTRA),
 ]
 
 

@@ -5,21 +5,21 @@ from typing import Annotated, Final
 import typer
 
 from penstock.cli import completing
-from penstock.cli.output import Column, notice
+from penstock.cli.output import EXTRA, ID, Column, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import StockFloor
 
 app = group("stock", "Warm stock: units kept ready, so that an allocation starts at once.")
 
 COLUMNS: Final[list[Column[StockFloor]]] = [
-    Column("sku", lambda it: it.sku),
+    Column("sku", lambda it: it.sku, rank=ID),
     Column("gpus", lambda it: it.gpus),
     Column("image", lambda it: it.image),
     Column("floor", lambda it: it.floor),
     Column("ready", lambda it: it.ready),
     Column("starting", lambda it: it.starting),
     Column("handed over (1 h)", lambda it: it.handed_over),
-    Column("reason", lambda it: it.reason),
+    Column("reason", lambda it: it.reason, rank=EXTRA),
 ]
 
 Sku = Annotated[str, typer.Argument(help="The offer that the units are for.", autocompletion=completing.skus)]

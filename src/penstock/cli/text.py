@@ -44,8 +44,10 @@ def cell(value: object, *, bare: bool = False) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         return Figure(value)
+    if isinstance(value, float):
+        return _fraction(value, "" if bare else ",")
     if isinstance(value, Money | Hours | Count):
         return value.bare if bare else str(value)
     if isinstance(value, datetime):
@@ -55,6 +57,11 @@ def cell(value: object, *, bare: bool = False) -> str:
     if isinstance(value, list | tuple):
         return " ".join(cell(item, bare=bare) for item in value)
     return str(value)
+
+
+def _fraction(value: float, separator: str) -> Figure:
+    """A number with as many decimals as it needs, six at most."""
+    return Figure(f"{value:{separator}.6f}".rstrip("0").rstrip("."))
 
 
 def size(count: int) -> str:

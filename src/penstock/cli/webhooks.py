@@ -7,19 +7,19 @@ import typer
 from penstock.cli import completing, names
 from penstock.cli.errors import CliError
 from penstock.cli.many import say_each
-from penstock.cli.output import NEEDED, Column, Format, notice
+from penstock.cli.output import EXTRA, ID, NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.wire.rest import Webhook, WebhookCreated, WebhookDelivery
 
 app = group("webhook", "Addresses that events are sent to.")
 
 COLUMNS: list[Column[Webhook]] = [
-    Column("id", lambda webhook: webhook.id, rank=NEEDED),
+    Column("id", lambda webhook: webhook.id, rank=ID),
     Column("state", lambda webhook: webhook.state, rank=NEEDED),
     Column("url", lambda webhook: webhook.url),
-    Column("events", lambda webhook: " ".join(webhook.event_types)),
+    Column("events", lambda webhook: " ".join(webhook.event_types), rank=EXTRA),
     Column("failures", lambda webhook: webhook.failures),
-    Column("reason", lambda webhook: webhook.reason),
+    Column("reason", lambda webhook: webhook.reason, rank=EXTRA),
 ]
 DETAILS: list[Column[Webhook]] = [
     *COLUMNS,
@@ -31,24 +31,24 @@ DETAILS: list[Column[Webhook]] = [
     Column("updated", lambda webhook: webhook.updated_at),
 ]
 DELIVERY_COLUMNS: list[Column[WebhookDelivery]] = [
-    Column("id", lambda delivery: delivery.id, rank=NEEDED),
+    Column("id", lambda delivery: delivery.id, rank=ID),
     Column("event", lambda delivery: delivery.event_type),
     Column("state", lambda delivery: delivery.state, rank=NEEDED),
     Column("attempts", lambda delivery: delivery.attempts),
-    Column("error", lambda delivery: delivery.error),
-    Column("detail", lambda delivery: delivery.detail),
+    Column("error", lambda delivery: delivery.error, rank=EXTRA),
+    Column("detail", lambda delivery: delivery.detail, rank=EXTRA),
     Column("next try", lambda delivery: delivery.next_try_at),
     Column("created", lambda delivery: delivery.created_at),
     Column("event id", lambda delivery: delivery.event_id),
 ]
 #: For a terminal; with -o csv or json there is everything.
 DELIVERY_TABLE: list[Column[WebhookDelivery]] = [
-    Column("id", lambda delivery: delivery.id, rank=NEEDED),
+    Column("id", lambda delivery: delivery.id, rank=ID),
     Column("event", lambda delivery: delivery.event_type),
     Column("state", lambda delivery: delivery.state, rank=NEEDED),
     Column("attempts", lambda delivery: delivery.attempts),
     Column("created", lambda delivery: delivery.created_at),
-    Column("error", lambda delivery: delivery.error),
+    Column("error", lambda delivery: delivery.error, rank=EXTRA),
 ]
 
 WebhookName = Annotated[

@@ -5,6 +5,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ import typer
 
 from penstock.cli.errors import CONFLICT, SERVER, CliError
 from penstock.cli.local import data_folder
-from penstock.cli.output import Column, Format, notice
+from penstock.cli.output import ID, NEEDED, Column, Format, notice
 from penstock.cli.session import Session, command, group
 from penstock.kit import settings
 from penstock.processes.localsettings import environ
@@ -122,7 +123,7 @@ def _status(session: Session) -> None:
     if session.output.format is Format.JSON:
         session.output.json({name: getattr(found, name) for name in ("ready", "api", "gateway", "processes")})
     else:
-        session.output.items(found.processes, _COLUMNS)
+        session.output.items(found.processes, PROCESS_COLUMNS)
         if session.output.format is Format.TABLE:
             typer.echo(f"ready at {found.api}" if found.ready else "not ready", err=not found.ready)
     raise typer.Exit(0 if found.ready else SERVER)
@@ -245,12 +246,16 @@ def _folder(session: Session) -> DataFolder:
     return DataFolder(data_folder(session.flags.data, session.environ))
 
 
-_COLUMNS: Final[Sequence[Column[ProcessStatus]]] = (
-    Column("process", lambda process: process.name),
-    Column("state", lambda process: process.state),
+def _since(process: ProcessStatus) -> datetime | None:
+    return datetime.fromisoformat(process.since) if process.since else None
+
+
+PROCESS_COLUMNS: Final[Sequence[Column[ProcessStatus]]] = (
+    Column("process", lambda process: process.name, rank=ID),
+    Column("state", lambda process: process.state, rank=NEEDED),
     Column("pid", lambda process: process.pid),
     Column("restarts", lambda process: process.restarts),
-    Column("since", lambda process: process.since),
+    Column("since", _since),
     Column("metrics", lambda process: process.metrics or None),
-    Column("last problem", lambda process: process.problem or None),
+    Column("last problem", lambda process: process.problem or None, rank=NEEDED),
 )

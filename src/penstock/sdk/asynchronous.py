@@ -129,8 +129,12 @@ class AsyncExecutor:
 
     async def _exchange(self, request: Request) -> Answer:
         async with self._connection() as connection, self._bound(connection, self.timeout_s):
-            async with asyncio.timeout(None if isinstance(request.body, Source) else self.timeout_s):
+            # Each step of an upload has a time of its own, for it may be long.
+            upload = isinstance(request.body, Source)
+            async with asyncio.timeout(None if upload else self.timeout_s) as limit:
                 body = Body(await connection.ask(request, self.timeout_s))
+                if upload:
+                    limit.reschedule(asyncio.get_running_loop().time() + self.timeout_s)
                 while chunk := await connection.body():
                     body.add(chunk)
             return body.answer()
@@ -211,7 +215,8 @@ class _Connection:
 
     async def ask(self, request: Request, timeout_s: float) -> Answer:
         """Send a request and wait for the answer's head."""
-        await self._link.send(self._http.begin(request))
+        async with asyncio.timeout(timeout_s):
+            await self._link.send(self._http.begin(request))
         if isinstance(request.body, Source):
             return await self._upload(request.body, timeout_s)
         return await self._head()
@@ -255,4 +260,4 @@ class _Connection:
         chunks = source.chunks()
         while chunk := await asyncio.to_thread(next, chunks, b""):
             await asyncio.wait_for(self._link.send(self._http.more(chunk)), _SILENCE_S)
-        await self._link.send(self._http.end())
+        await asyncio.wait_for(self._link.send(self._http.end()), _SILENCE_S)

@@ -1,14 +1,15 @@
 """Files of a folder that are left out of an archive: what git ignores, what `.penstockignore` names, tools, secrets.
 
-Rules are those of `.gitignore` (the `pathspec` library reads them). A deeper file of rules counts more than one above
-it, and `.penstockignore` more than `.gitignore` beside it. Nothing below an excluded folder comes back.
+Rules are those of `.gitignore` (the `pathspec` library reads them). As in git, a rule is about a path itself: what lies
+below a folder shares its fate only if the folder is excluded, and then nothing below it comes back. A deeper file of
+rules counts more than one above it, and `.penstockignore` more than `.gitignore` beside it.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, Pattern, RegexPattern
 
 #: No rule brings these back: history, environments, caches and files of secrets.
 NEVER: Final = (".git", ".hg", ".svn", ".venv", "__pycache__", "*.pyc", ".env*")
@@ -31,8 +32,11 @@ class Rules:
 
     def verdict(self, path: Path, *, is_folder: bool) -> bool | None:
         """Whether the path is excluded (True) or brought back (False); None where no rule matches."""
-        name = path.relative_to(self.folder).as_posix()
-        return self.spec.check_file(f"{name}/" if is_folder else name).include
+        name = path.relative_to(self.folder).as_posix() + "/" * is_folder
+        for pattern in reversed(self.spec.patterns):
+            if pattern.include is not None and _is_of(pattern, name):
+                return pattern.include
+        return None
 
 
 class Ignored:
@@ -40,18 +44,19 @@ class Ignored:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._rules = [Rules(root, GitIgnoreSpec.from_lines(DEFAULTS)), *_above(root), *_of(root)]
-
-    def enter(self, folder: Path) -> None:
-        """Take up the rules in a folder below the root, before anything in it is asked about."""
-        self._rules += _of(folder)
+        #: What counts in a folder, the least first.
+        self._rules = {root: [Rules(root, GitIgnoreSpec.from_lines(DEFAULTS)), *_above(root), *_of(root)]}
 
     def __call__(self, path: Path, *, is_folder: bool) -> bool:
-        """Whether the path is left out."""
-        name = path.relative_to(self._root).as_posix()
-        if _never.match_file(name):
+        """Whether the path, which is below the root, is left out, the folders above it aside."""
+        if _never.match_file(path.relative_to(self._root).as_posix()):
             return True
-        return _excluded(self._rules, path, is_folder=is_folder)
+        return _excluded(self._in(path.parent), path, is_folder=is_folder)
+
+    def _in(self, folder: Path) -> list[Rules]:
+        if folder not in self._rules:
+            self._rules[folder] = [*self._in(folder.parent), *_of(folder)]
+        return self._rules[folder]
 
 
 def _excluded(rules: list[Rules], path: Path, *, is_folder: bool) -> bool:
@@ -62,6 +67,17 @@ def _excluded(rules: list[Rules], path: Path, *, is_folder: bool) -> bool:
             if verdict is not None:
                 return verdict
     return False
+
+
+def _is_of(pattern: Pattern, name: str) -> bool:
+    """Whether a pattern is of this path itself, and not of a folder above it. The library's expressions match what is
+    below a folder too, and mark the folder's end; those of `folder/**` end with the slash and have no mark."""
+    assert isinstance(pattern, RegexPattern)
+    assert pattern.regex is not None
+    found = pattern.regex.finditer(name)
+    if pattern.regex.pattern.endswith("/"):
+        return any(each.end() < len(name) for each in found)
+    return any(each.groupdict().get("ps_d") is None or each.end("ps_d") == len(name) for each in found)
 
 
 def _of(folder: Path) -> list[Rules]:

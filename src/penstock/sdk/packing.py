@@ -1,7 +1,8 @@
 """Packs a folder of code into an archive: the same files always make the same bytes, and so the same digest.
 
 Left out is what `ignoring` says. A link is packed as what it leads to, if that lies in the folder and is not left out
-itself; any other link is left out, and told.
+itself; any other link is left out, and told. What lies below a link is subject to the rules of its own place, as in
+git, and to those of its name in the archive.
 """
 
 import gzip
@@ -53,15 +54,15 @@ class Walk:
 
     def _walk(self, folder: Path, below: str, chain: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:
         """`folder` is real; `below` is how paths in it are called; `chain` are the folders on the way to it."""
-        if len(chain) > 1:
-            self._ignored.enter(folder)
         for entry in sorted(os.scandir(folder), key=lambda each: each.name):
             path, name = folder / entry.name, below + entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             if self._ignored(path, is_folder=is_folder):
                 continue
+            if len(chain) > 1 and self._ignored(self.root / name, is_folder=is_folder):
+                continue
             real = self._followed(path, name, chain) if entry.is_symlink() else path
-            if real is None:
+            if real is None or (entry.is_symlink() and self._ignored(self.root / name, is_folder=real.is_dir())):
                 continue
             if real.is_dir():
                 yield from self._walk(real, f"{name}/", (*chain, real))
@@ -89,8 +90,6 @@ class Walk:
     def _hidden(self, real: Path) -> bool:
         """Whether the path or a folder above it is left out."""
         parts = [real, *(each for each in real.parents if each.is_relative_to(self.root) and each != self.root)]
-        for folder in reversed(parts[1:]):
-            self._ignored.enter(folder)
         return any(self._ignored(each, is_folder=each.is_dir()) for each in parts)
 
 

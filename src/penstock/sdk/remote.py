@@ -147,7 +147,7 @@ class Outside:
         """How an invocation ended; a large result is fetched."""
         body, encoding = found.body, found.encoding
         if found.result is not None:
-            body, encoding = _read(found.content_type, b"".join(self._client.invocations.result(found.id))), ""
+            body, encoding = read_result(found.content_type, b"".join(self._client.invocations.result(found.id))), ""
         return Answer(
             invocation_id=found.id,
             state=found.state,
@@ -237,10 +237,10 @@ def _ended(answer: Response) -> Answer | None:
     if answer.status >= 300:
         decode(answer, type(None))
     content_type = answer.headers.get("content-type", values.JSON).partition(";")[0].strip()
-    return Answer(invocation_id, "succeeded", content_type, _read(content_type, answer.body))
+    return Answer(invocation_id, "succeeded", content_type, read_result(content_type, answer.body))
 
 
-def _read(content_type: str, body: bytes) -> Any:
+def read_result(content_type: str, body: bytes) -> Any:
     """Raw bytes of a result as a value, or as the bytes that they are."""
     if content_type == values.JSON or (content_type == values.PICKLE and body.startswith(b'"')):
         return _value(body) if body else None

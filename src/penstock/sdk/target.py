@@ -107,12 +107,14 @@ def target_of(
 
 def is_private(url: str) -> bool:
     """Whether nobody can read along: encrypted, or on this machine by its address."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    if parts.scheme == "https" or host == "localhost":
-        return True
+    return urlsplit(url).scheme == "https" or is_loopback(url)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether only this machine reaches the address."""
+    host = urlsplit(url).hostname or ""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

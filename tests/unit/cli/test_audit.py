@@ -58,6 +58,6 @@ def test_a_named_chain_that_only_the_anchor_knows_is_gone(cli: Cli, export: Path
 
 
 def test_nothing_to_verify_is_no_proof(cli: Cli, export: Path) -> None:
-    cli.fails(1, "audit", "verify", "--file", str(export), "--chain", "org_typo", says="no such chain")
+    cli.fails(4, "audit", "verify", "--file", str(export), "--chain", "org_typo", says="no such chain")
     export.write_bytes(b"")
-    cli.fails(1, "audit", "verify", "--file", str(export), says="no such chain")
+    cli.fails(4, "audit", "verify", "--file", str(export), says="no such chain")

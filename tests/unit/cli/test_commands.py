@@ -12,11 +12,12 @@ from aiohttp import web
 
 import openapi
 from penstock.cli import app as tree
+from penstock.cli import nodes
 from penstock.kit.ids import is_id, new_id
 from scripted_api import ScriptedApi, error_answer, json_answer
 
 from .answers import WHOAMI, allocation, page
-from .cases import ACTIVE, ALC, CASES, EVENT, PRJ, PROJECT
+from .cases import ACTIVE, ALC, CASES, EVENT, GPU, NOD, NODE, PRJ, PROJECT, TOKEN
 from .conftest import KEY, Cli
 
 
@@ -122,9 +123,9 @@ def test_each_refusal_has_its_exit_code(
 def test_waiting_for_what_fails_is_a_failure(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     cli.logged_in(api)
     api.on("POST", "/allocations", json_answer(allocation("requested", ALC), 201))
-    failed = allocation("failed", ALC) | {"reason": "node lost"}
+    failed = allocation("failed", ALC) | {"reason": "node lost", "node_id": NOD}
     api.on("GET", f"/allocations/{ALC}", json_answer(failed))
-    assert tree.run(tree.app, ["alloc", "create", "--sku", "g1.1", "--wait"], cli.environ()) == 2
+    assert tree.run(tree.app, ["alloc", "create", "--sku", "g1.1", "--wait"], cli.environ()) == 1
     assert f"{ALC} is failed: node lost" in capfd.readouterr().err
 
 
@@ -270,6 +271,45 @@ def test_waiting_says_each_state_once(api: ScriptedApi, cli: Cli, capfd: pytest.
     assert tree.run(tree.app, ["alloc", "create", "--sku", "g1.1", "--wait"], cli.environ()) == 0
     said = [f"{ALC} {state}" for state in ("requested", "provisioning", "active")]
     assert capfd.readouterr().err.splitlines() == said
+
+
+def test_draining_says_each_count_once(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_DRAIN_LOOK_S", 0.01)
+    cli.logged_in(api)
+    held = [NODE | {"gpus": [GPU | {"gpu_uuid": str(at), "allocation_id": ALC} for at in range(n)]} for n in (2, 1, 0)]
+    api.on("POST", f"/nodes/{NOD}/drain", json_answer(NODE))
+    api.on("GET", f"/nodes/{NOD}", *(json_answer(found) for found in (held[0], held[0], held[1], held[1], held[2])))
+    assert tree.run(tree.app, ["node", "drain", NOD, "--wait"], cli.environ()) == 0
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["GPUs of rack1 still held: 2", "GPUs of rack1 still held: 1"]
+
+
+@pytest.mark.parametrize("line", ["enroll rack1", f"recover {NOD}"])
+@pytest.mark.parametrize(
+    ("address", "hidden"),
+    [
+        ("http://127.0.0.1:8080", True),
+        ("http://localhost:8080", True),
+        ("http://[::1]:8080", True),
+        ("https://127.0.0.1:8080", True),
+        ("http://10.0.0.1:8080", False),
+        ("https://cloud.example", False),
+    ],
+)
+def test_an_address_that_no_other_host_reaches_is_told(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str], line: str, address: str, hidden: bool
+) -> None:
+    cli.logged_in(api)
+    command = f"PENSTOCK_AGENT_ENROLMENT_TOKEN=ent_x penstock node join --api {address} --name rack1"
+    for path in ("/nodes/enrolment-tokens", f"/nodes/{NOD}/recovery-tokens"):
+        api.on("POST", path, json_answer(TOKEN | {"command": command}, 201))
+    assert tree.run(tree.app, ["node", *line.split()], cli.environ()) == 0
+    said = capfd.readouterr()
+    assert said.out == f"{command}\n"
+    assert ("no other host reaches" in said.err) is hidden
+    assert ("penstock up --address" in said.err) is hidden
 
 
 @pytest.mark.parametrize("host", ["no-such.invalid", "127.0.0.1.no-such.invalid", "localhost.no-such.invalid"])

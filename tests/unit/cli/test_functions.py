@@ -35,6 +35,14 @@ RESOLUTION = {
     "created_at": MOMENT,
     "finished_at": None,
 }
+ACK = {
+    **dict.fromkeys(("mode", "subject", "resultSubject", "metricsSubject", "stream"), "x"),
+    "invocationID": "inv-1",
+    "serverlessRequestID": "shop-price",
+    "sequence": 1,
+    "duplicate": False,
+    "acceptedAt": LINE["at"],
+}
 NAMES = ("shop-price", "shop-till")
 SOURCE = """
 import penstock
@@ -253,6 +261,29 @@ def test_a_failed_call_shows_the_handlers_traceback(
     assert "inv-1 failed: ValueError: no (code=failed)" in error
 
 
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+def test_a_failed_call_is_one_json_document_with_its_traceback(
+    api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str], stream: list[str]
+) -> None:
+    cli.logged_in(api)
+    failed = INVOCATION | {
+        "state": "failed",
+        "failure_class": "handler_error",
+        "error": "no\nreally",
+        "error_type": "ValueError",
+        "traceback": "Traceback\n  in price\n",
+    }
+    api.on("POST", "//f/shop-price", error_answer(500, "handler_error", "no", Penstock_Invocation_Id="inv-1"))
+    api.on("POST", "/serverless/invocations", json_answer({"data": ACK}, 202))
+    api.on("GET", "/invocations/inv-1/events", events(("end", failed)))
+    api.on("GET", "/invocations/inv-1", json_answer(failed))
+    assert run(cli, "fn", "invoke", "shop-price", "-o", "json", *stream) == 6
+    said = capfd.readouterr()
+    fields = ("id", "state", "failure_class", "error_type", "error", "traceback")
+    assert json.loads(said.out) == {name: failed[name] for name in fields} | {"id": INVOCATION["id"]}
+    assert json.loads(said.err)["error"]["code"] == "failed"
+
+
 @pytest.mark.parametrize("payload", ["{", "@/no/such/file", "nan!"])
 def test_a_payload_that_is_no_json_is_not_sent(api: ScriptedApi, cli: Cli, payload: str) -> None:
     cli.logged_in(api)
@@ -272,9 +303,7 @@ def events(*parts: tuple[str, dict[str, Any]]) -> Handler:
 
 def test_async_and_stream(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     cli.logged_in(api)
-    text = dict.fromkeys(("mode", "subject", "resultSubject", "metricsSubject", "stream"), "x")
-    ack = {"invocationID": "inv-1", "serverlessRequestID": "shop-price", "sequence": 1, "duplicate": False, **text}
-    api.on("POST", "/serverless/invocations", json_answer({"data": ack | {"acceptedAt": LINE["at"]}}, 202))
+    api.on("POST", "/serverless/invocations", json_answer({"data": ACK}, 202))
     assert run(cli, "fn", "invoke", "shop-price", "--async") == 0
     assert capfd.readouterr().out == "inv-1\n"
     chunk = LINE | {"kind": "chunk", "text": '"piece"'}
@@ -289,11 +318,10 @@ def test_a_stream_of_a_handler_that_yields_nothing_ends_with_its_result(
     api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cli.logged_in(api)
-    text = dict.fromkeys(("mode", "subject", "resultSubject", "metricsSubject", "stream"), "x")
-    ack = {"invocationID": "inv-1", "serverlessRequestID": "shop-price", "sequence": 1, "duplicate": False, **text}
-    api.on("POST", "/serverless/invocations", json_answer({"data": ack | {"acceptedAt": LINE["at"]}}, 202))
+    api.on("POST", "/serverless/invocations", json_answer({"data": ACK}, 202))
     api.on("GET", "/invocations/inv-1/events", events(("output", LINE), ("end", INVOCATION)))
     api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | {"result": None, "body": 3}))
+    api.on("GET", "/invocations/inv-1/result", json_answer(3))
     assert run(cli, "fn", "invoke", "shop-price", "--stream") == 0
     assert capfd.readouterr().out == "3\n"
 
@@ -325,6 +353,7 @@ def test_a_result_is_written_byte_for_byte(
     async def handle(_: web.Request) -> web.Response:
         return web.Response(body=b"\x00\xff")
 
+    api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | {"content_type": "image/png"}))
     api.on("GET", "/invocations/inv-1/result", handle)
     assert run(cli, "fn", "result", "inv-1") == 0
     assert capfdbinary.readouterr().out == b"\x00\xff"
@@ -332,6 +361,43 @@ def test_a_result_is_written_byte_for_byte(
     assert run(cli, "fn", "result", "inv-1", "--out", str(out)) == 0
     assert out.read_bytes() == b"\x00\xff"
     assert run(cli, "fn", "result", "inv-1", "--out", str(out)) == 5
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content", "shown", "as_json"),
+    [
+        ("application/json", b'"two\\nlines"', b"two\nlines\n", "two\nlines"),
+        ("application/json", b'{"a": [1]}', None, {"a": [1]}),
+        ("application/json", b"3", b"3\n", 3),
+        ("application/json", b"null", b"null\n", None),
+        ("text/plain", b"hello", b"hello\n", "hello"),
+        ("image/png", b"\x00\xff", b"\x00\xff", {"content_type": "image/png", "encoding": "base64", "body": "AP8="}),
+    ],
+)
+@pytest.mark.parametrize("line", [["fn", "result", "inv-1"], ["fn", "invoke", "shop-price"]])
+def test_a_result_is_printed_as_what_it_is(
+    api: ScriptedApi,
+    cli: Cli,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    line: list[str],
+    content_type: str,
+    content: bytes,
+    shown: bytes | None,
+    as_json: Any,
+) -> None:
+    async def handle(_: web.Request) -> web.Response:
+        headers = {"Content-Type": content_type, "Penstock-Invocation-Id": "inv-1"}
+        return web.Response(body=content, headers=headers)
+
+    cli.logged_in(api)
+    api.on("GET", "/invocations/inv-1", json_answer(INVOCATION | {"content_type": content_type}))
+    api.on("GET", "/invocations/inv-1/result", handle)
+    api.on("POST", "//f/shop-price", handle)
+    assert run(cli, *line) == 0
+    printed = capfdbinary.readouterr().out
+    assert json.loads(printed) == as_json if shown is None else printed == shown
+    assert run(cli, *line, "-o", "json") == 0
+    assert json.loads(capfdbinary.readouterr().out) == as_json
 
 
 def test_serve_deploys_again_on_a_change_and_deletes_at_the_end(api: ScriptedApi, cli: Cli, file: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_gpu_is_named_by_number_uuid_or_slot(api: ScriptedApi, cli: Cli, gpu: 
 def test_a_gpu_that_is_not_there_is_named(api: ScriptedApi, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     cli.logged_in(api)
     api.on("GET", f"/nodes/{NOD}", json_answer(NODE))
-    assert run(cli, f"node gpu return {NOD} 7") == 1
+    assert run(cli, f"node gpu return {NOD} 7") == 4
     assert "no GPU 7" in capfd.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import signal
 import subprocess
 import threading
@@ -114,6 +115,23 @@ def test_a_server_that_goes_away_in_the_middle_is_told_too(api: ScriptedApi, cli
     chosen = {json.loads(seen.body).get("id") or json.loads(seen.body)["invocationID"] for seen in api.seen}
     assert len(chosen) == 1
     assert f" {chosen.pop()}\n" in done.stderr
+
+
+def test_the_printed_command_goes_to_the_same_place_by_the_same_way(api: ScriptedApi, cli: Cli) -> None:
+    cli.logged_in(api)
+    api.on("POST", "/allocations", hang_up)
+    flags = ["--insecure-http", "--api-url", api.url, "-p", "prj_default"]
+    done = cli.run(*flags, "alloc", "create", "--sku", "g1.1")
+    [told] = [line for line in done.stderr.splitlines() if "this ends it: " in line]
+    words = shlex.split(told.partition("this ends it: ")[2])
+    chosen = json.loads(api.seen[0].body)["id"]
+    api.on("POST", f"/allocations/{chosen}/release", json_answer(allocation("releasing", chosen)))
+    assert "--insecure-http" in words
+    assert cli.run(*words[1:]).returncode == 0
+    assert (api.seen[-1].path, api.seen[-1].headers["penstock-project"]) == (
+        f"/api/v1/allocations/{chosen}/release",
+        "prj_default",
+    )
 
 
 def test_invoke_waits_as_long_as_it_says(api: ScriptedApi, cli: Cli) -> None:

@@ -70,7 +70,7 @@ def test_a_payment_that_was_not_made_is_an_error(api: ScriptedApi, cli: Cli, cap
         "reason": "nobody paid: the checkout page was cancelled, or its time was over",
     }
     api.on("GET", f"/billing/payments/{PAY}", json_answer(ended))
-    assert run(cli, "billing topup 20 --wait") == 2
+    assert run(cli, "billing topup 20 --wait") == 1
     printed = capfd.readouterr().err
     assert PAYMENT["checkout_url"] in printed
     assert "expired" in printed

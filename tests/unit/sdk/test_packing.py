@@ -2,6 +2,8 @@
 
 import io
 import os
+import random
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -97,6 +99,71 @@ def test_links_are_followed_within_the_folder(folder: Path) -> None:
     found = pack(folder)
     assert {"again.py", "library/one.py", "library/two.py"} <= found.names
     assert not found.skipped
+
+
+def test_rules_count_by_where_they_are_and_not_by_when_a_link_led_to_them(folder: Path) -> None:
+    """A link out of a folder leads past the rules above that folder once more: the deeper ones still count more."""
+    write(folder, "deep/a/kept.txt", "deep/z/other.txt", "deep/a/z.txt")
+    (folder / "deep/.gitignore").write_text("kept.txt\nz.txt\n")
+    (folder / "deep/a/.gitignore").write_text("!kept.txt\n!z.txt\n")
+    (folder / "deep/a/link").symlink_to("../z/other.txt")
+    (folder / "aaa").symlink_to("deep/a")
+    packed = pack(folder).names
+    assert {"deep/a/kept.txt", "deep/a/z.txt", "deep/a/link", "aaa/kept.txt", "aaa/z.txt"} <= packed
+
+
+def test_a_link_is_subject_to_the_rules_of_both_places(folder: Path) -> None:
+    """Git knows a link as a file, and what it leads to by its own path. Names below the link are names in the archive,
+    so that rules for them count too."""
+    write(folder, "real/a.txt", "real/b.txt", "real/c.log", "real/sub/d.txt")
+    (folder / "real/.gitignore").write_text("*.log\n")
+    (folder / "place").mkdir()
+    (folder / "place/.gitignore").write_text("!*.log\nlink/b.txt\n/link/sub/\nskipped\nonly_folders/\n")
+    for name in ("link", "skipped", "only_folders"):
+        (folder / "place" / name).symlink_to("../real")
+    packed = pack(folder).names
+    assert {name for name in packed if name.startswith("place/")} == {
+        "place/.gitignore",
+        "place/link/.gitignore",
+        "place/link/a.txt",
+    }
+    assert {"real/a.txt", "real/b.txt", "real/sub/d.txt"} <= packed
+
+
+_RULES = (
+    *("*.log", "!*.log", "/x/p/", "!/x/p/", "x", "!x", "x/", "!x/", "p/*", "!p/*", "p/**", "!p/**", "**/one.txt", "*/"),
+    *(
+        "!**/one.txt",
+        "/x/**/one.txt",
+        "*",
+        "!*/",
+        "!*.txt",
+        "q",
+        "!q/",
+        "x/*/x",
+        "[xy]/p",
+        "\\!x",
+        "# c",
+        "two.*",
+        "/*",
+    ),
+)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_git_would_commit_the_same_files(tmp_path: Path, seed: int) -> None:
+    """Without links and rules of our own, what is packed is what `git add` takes."""
+    root, rules = tmp_path / "repo", random.Random(seed)
+    write(root, *(f"{a}/{b}/{name}" for a in "xy" for b in "pq" for name in ("one.txt", "two.log", "keep.log", "x")))
+    for folder in ("", "x", "y", "x/p", "y/q"):
+        if rules.random() < 0.6:
+            (root / folder / ".gitignore").write_text("\n".join(rules.choices(_RULES, k=3)) + "\n")
+    git = ["git", "-c", "core.excludesFile=/dev/null", "-C", str(root)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    listed = subprocess.run(
+        [*git, "ls-files", "--others", "--exclude-standard"], check=True, capture_output=True, text=True
+    )
+    assert pack(root).names == set(listed.stdout.splitlines())
 
 
 def test_other_links_are_left_out_with_a_word(folder: Path, tmp_path: Path) -> None:

@@ -1,17 +1,26 @@
 """Both clients send and fetch streams: rewound after a failure, resumed where they broke, checked at the end."""
 
+import asyncio
 import hashlib
 import io
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
 import scripted_api
-from penstock.sdk import errors, protocol
+from penstock.sdk import asynchronous, errors, protocol
+from penstock.sdk.client import AsyncClient, Client
+from penstock.sdk.http1 import Http1
+from penstock.sdk.link import Link
+from penstock.sdk.protocol import Request
+from penstock.sdk.target import Target
+from penstock.sdk.transfers import Source, upload_headers
 from scripted_api import ScriptedApi, error_answer, hang_up, json_answer
 
 from .test_clients import ask  # noqa: F401 (a fixture)
@@ -137,3 +146,73 @@ def test_a_server_that_always_breaks_off_ends_it(api: ScriptedApi, ask: Ask) -> 
 def test_an_absent_object_is_not_found(api: ScriptedApi, ask: Ask) -> None:  # noqa: F811
     with pytest.raises(errors.NotFound):
         ask(api.url, lambda client: client.objects.get("k"))
+
+
+class Stalled:
+    """The link of a server that takes the head and then no more than so many pieces, and answers nothing."""
+
+    def __init__(self, taken: int) -> None:
+        self._left = taken
+
+    async def send(self, _: bytes) -> None:
+        self._left -= 1
+        if self._left < 0:
+            await asyncio.sleep(3600)
+
+    async def receive(self) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3])
+async def test_every_step_of_an_upload_has_its_time(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    """The head, a piece, the end, and the answer."""
+    monkeypatch.setattr(asynchronous, "_SILENCE_S", 0.2)
+    http = Http1(Target.of("http://127.0.0.1:1", "psk_k"))
+    connection = asynchronous._Connection(cast("Link", Stalled(taken)), http)
+    source = Source(io.BytesIO(b"abc"))
+    request = Request(method="PUT", path="/x", headers=upload_headers(source, {}), body=source)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(20) as patience:
+            await connection.ask(request, 0.2)
+    assert not patience.expired()
+
+
+class Unseekable(io.BytesIO):
+    """What is sent once only."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def put_blocking(url: str, content: Any) -> None:
+    with Client(url, "psk_k", timeout_s=0.5) as client:
+        client.objects.put("k", content)
+
+
+def put_asynchronous(url: str, content: Any) -> None:
+    async def put() -> None:
+        async with AsyncClient(url, "psk_k", timeout_s=0.5) as client, asyncio.timeout(20):
+            await client.objects.put("k", content)
+
+    asyncio.run(put())
+
+
+@pytest.mark.parametrize("put", [put_blocking, put_asynchronous])
+def test_an_answer_to_an_upload_that_never_ends_is_given_up(put: Callable[[str, Any], None]) -> None:
+    def serve_half(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
+        with taken:
+            taken.recv(65536)
+            taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+            released.wait(60)
+
+    released = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve_half, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with pytest.raises(errors.Unreachable):
+                put(url, Unseekable(b"abc"))
+        finally:
+            released.set()

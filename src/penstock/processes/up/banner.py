@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.processes.up.folder import Instance
+from penstock.processes.up.folder import Instance, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,7 @@ class Ready:
     instance: Instance
     simulated_gpus: int
     notes: list[str]
+    trial: Trial
 
 
 def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> str:
@@ -40,9 +41,10 @@ def text(ready: Ready, folder: Path, *, usual_folder: bool, attached: bool) -> s
     if not usual_folder:
         lines.append(f"  export PENSTOCK_DATA={folder}")
     lines += [
-        f"  {command} alloc create --sku g1.1 --wait",
-        f"  {command} alloc exec ID -- python3 -c 'print(1)'",
-        f"  {command} alloc release ID --wait",
+        *([f"  {command} {ready.trial.define}"] if ready.trial.define else []),
+        f"  {command} alloc create --sku {ready.trial.sku} --name demo --wait",
+        f"  {command} alloc exec demo -- python3 -c 'print(1)'",
+        f"  {command} alloc release demo --wait",
         "",
         f"{command} status shows how it is; {command} key show prints the key.",
         "Ctrl-C stops everything." if attached else f"{command} down stops everything.",

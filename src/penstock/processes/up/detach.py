@@ -54,8 +54,9 @@ def _until_ready(folder: DataFolder, supervisor: "subprocess.Popen[bytes]", cons
     with console.status("starting"):
         while time.monotonic() < deadline:
             status, instance = folder.status(), folder.instance()
-            if status and instance and status.pid == supervisor.pid and status.ready:
-                return Ready(instance=instance, simulated_gpus=status.simulated_gpus, notes=status.notes)
+            if status and instance and status.pid == supervisor.pid and status.ready and status.trial:
+                gpus, notes = status.simulated_gpus, status.notes
+                return Ready(instance=instance, simulated_gpus=gpus, notes=notes, trial=status.trial)
             if supervisor.poll() is not None:
                 raise _AS.get(supervisor.returncode, Unavailable)(_last_words(folder))
             time.sleep(_POLL_S)

@@ -58,6 +58,13 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """The SKU that the banner suggests, and the arguments of `penstock` that define it first; empty if it is there."""
+
+    sku: str
+    define: str = ""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor last said of itself (status.json)."""
 
@@ -68,6 +75,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     notes: list[str] = []
     simulated_gpus: int = 0
+    trial: Trial | None = None
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,18 +8,18 @@ from typing import Final
 from penstock.embedded.child import rotate
 from penstock.fleet import pki
 from penstock.kit.errors import Conflict
-from penstock.processes.up import database, leftovers, localnode, programs, servers, tenant
+from penstock.processes.up import database, leftovers, localnode, programs, servers, tenant, trial
 from penstock.processes.up.banner import Ready
 from penstock.processes.up.display import Display
 from penstock.processes.up.endpoints import HOST, Wanted, choose
-from penstock.processes.up.folder import DataFolder, Instance, Status
+from penstock.processes.up.folder import DataFolder, Instance, Status, Trial
 from penstock.processes.up.programs import CONTROL, NODE, Addresses
 from penstock.processes.up.servers import Servers, Starter
 from penstock.processes.up.supervisor import Program, Supervisor
 from penstock.sdk.client import AsyncClient
 from penstock.sdk.errors import Denied, Unauthenticated
 from penstock.secrets import keyring
-from penstock.wire.rest import Node
+from penstock.wire.rest import Node, Sku
 
 _ROTATE_EVERY_S: Final = 30.0
 
@@ -41,6 +41,7 @@ class Install:
         self._supervisor = Supervisor(self._changed, display.say)
         self._instance: Instance | None = None
         self._simulated_gpus = 0
+        self._trial: Trial | None = None
         self._complete = False
 
     async def start(self) -> Ready:
@@ -63,11 +64,12 @@ class Install:
             await asyncio.gather(*(self._launch(name, program) for name, program in wanted.items()))
             instance = self._save_instance(addresses, running)
             async with self._display.step("local node"):
-                node = await self._start_node(addresses, instance)
+                node, skus = await self._start_node(addresses, instance)
         self._simulated_gpus = localnode.simulated_gpus(node)
+        self._trial = trial.choose(skus, node.gpus)
         self._complete = True
         self._changed()
-        return Ready(instance=instance, simulated_gpus=self._simulated_gpus, notes=self._notes)
+        return Ready(instance=instance, simulated_gpus=self._simulated_gpus, notes=self._notes, trial=self._trial)
 
     async def _start_servers(self) -> Servers:
         ours = not self._environ.get("PENSTOCK_DATABASE_URL", "")
@@ -88,7 +90,8 @@ class Install:
         async with self._display.step(name):
             await self._supervisor.launch(program)
 
-    async def _start_node(self, addresses: Addresses, instance: Instance) -> Node:
+    async def _start_node(self, addresses: Addresses, instance: Instance) -> tuple[Node, list[Sku]]:
+        """The local node once it is ready, and what is offered."""
         async with AsyncClient(instance.api, instance.key, allow_http=True) as client:
             try:
                 before = await localnode.prepare(client, self._folder)
@@ -101,7 +104,8 @@ class Install:
             await self._supervisor.launch(
                 programs.agent(self._folder, addresses, self._environ, enrolment=before.token, tenant=environment)
             )
-            return await localnode.until_ready(client, before)
+            node = await localnode.until_ready(client, before)
+            return node, [sku async for sku in client.skus.list()]
 
     def _save_instance(self, addresses: Addresses, running: Servers) -> Instance:
         self._instance = Instance(
@@ -148,6 +152,7 @@ class Install:
             pid=os.getpid(),
             notes=self._notes,
             simulated_gpus=self._simulated_gpus,
+            trial=self._trial,
         )
         try:
             self._folder.save_status(status)

@@ -9,7 +9,7 @@ from rich.console import Console
 from penstock.processes.up import banner
 from penstock.processes.up.banner import Ready
 from penstock.processes.up.display import Display
-from penstock.processes.up.folder import Instance
+from penstock.processes.up.folder import Instance, Trial
 
 
 def _ready(simulated_gpus: int, temporal_ui: str = "http://127.0.0.1:4") -> Ready:
@@ -21,14 +21,19 @@ def _ready(simulated_gpus: int, temporal_ui: str = "http://127.0.0.1:4") -> Read
         temporal_ui=temporal_ui,
         nats="wss://n" if temporal_ui else "",
     )
-    return Ready(instance=instance, simulated_gpus=simulated_gpus, notes=[])
+    return Ready(instance=instance, simulated_gpus=simulated_gpus, notes=[], trial=Trial(sku="g1.1"))
 
 
 def test_the_banner_names_every_place_the_key_and_three_commands() -> None:
     text = banner.text(_ready(64), Path("/data"), usual_folder=True, attached=True)
     for words in ("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:4", "wss://n", "psk_k", "/data"):
         assert words in text
-    for words in ("alloc create --sku g1.1 --wait", "alloc exec ID -- ", "alloc release ID --wait", "Ctrl-C"):
+    for words in (
+        "alloc create --sku g1.1 --name demo --wait",
+        "alloc exec demo -- ",
+        "alloc release demo --wait",
+        "Ctrl-C",
+    ):
         assert words in text
     assert "64 GPUs of this node are SIMULATED" in text
     assert "PENSTOCK_DATA" not in text
