@@ -17,7 +17,6 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from penstock.kit.errors import Conflict
 from penstock.kit.publish import Acknowledged, PubAck, Publisher
 from penstock.kit.telemetry import logger
 from penstock.wire import subjects
@@ -40,16 +39,6 @@ EVENTS: Final = StreamConfig(
     duplicate_window=120,
     allow_direct=False,
 )
-
-
-class StreamOutdated(Conflict):
-    """A stream of an earlier release, with messages that nobody has taken yet."""
-
-    code = "stream_outdated"
-
-    def __init__(self, stream: str, reason: str) -> None:
-        super().__init__(f"{stream} was made by an earlier release and cannot be changed while it is in use: {reason}")
-        self.stream = stream
 
 
 class Follower(Protocol):
@@ -147,8 +136,8 @@ class Bus:
         await self.client.subscribe(subject, queue=queue, cb=receive, pending_msgs_limit=256)
 
     async def ensure_stream(self, config: StreamConfig) -> None:
-        """Create the stream, or bring it to this configuration. One of an earlier release that cannot be brought there
-        is made anew as soon as everything in it was taken; until then it is `StreamOutdated`."""
+        """Create the stream, or bring it to this configuration. Where the server does not allow the change, the stream
+        is made anew: Postgres knows what was in it."""
         assert config.name is not None
         try:
             await self.js.stream_info(config.name)
@@ -160,18 +149,9 @@ class Bus:
         except APIError as error:
             if error.err_code != _UNCHANGEABLE:
                 raise
-            if not await self._is_taken(config.name):
-                raise StreamOutdated(config.name, error.description or "") from error
             _log.warning("stream_made_anew", stream=config.name, reason=error.description)
             await self.js.delete_stream(config.name)
             await self.js.add_stream(config)
-
-    async def _is_taken(self, stream: str) -> bool:
-        """Whether the stream is empty, or has consumers and nothing that one of them has not acknowledged."""
-        if not (await self.js.stream_info(stream)).state.messages:
-            return True
-        consumers = await self.js.consumers_info(stream)
-        return bool(consumers) and not any(each.num_pending or each.num_ack_pending for each in consumers)
 
 
 class _Client(Client):

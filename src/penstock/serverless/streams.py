@@ -15,11 +15,8 @@ import msgspec
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
-from penstock.kit import conditions
-from penstock.kit.bus import Bus, StreamOutdated
-from penstock.kit.conditions import Condition
+from penstock.kit.bus import Bus
 from penstock.kit.db import Database
-from penstock.kit.telemetry import logger
 from penstock.serverless.store import workers
 from penstock.wire import subjects
 from penstock.wire.serverless import DEAD_LETTER_BYTES_MAX, WORKER_MESSAGE_BYTES_MAX
@@ -34,8 +31,6 @@ METRICS: Final = "metrics"
 OUTPUTS: Final = "outputs"
 CALLERS: Final = "callers"
 
-OUTDATED: Final = "stream_outdated"
-_REPAIR: Final = "wait until everything in the stream was taken: it is then made anew by itself"
 ACK_WAIT_S: Final = 30.0
 DELIVERIES_MAX: Final = 5
 _HOUR_S: Final = 3600
@@ -56,7 +51,6 @@ _CALLS_AGE_S: Final = 60
 _SPARE_SLOTS: Final = 4
 _IN_FLIGHT_MAX: Final = 20_000
 
-_log = logger(__name__)
 STREAMS: Final = (
     StreamConfig(
         name=WORK,
@@ -146,19 +140,12 @@ _CONSUMERS: Final = (
 )
 
 
-async def ensure(bus: Bus) -> list[StreamOutdated]:
-    """All streams and the activators' consumers, whatever is there of them. Streams that have to stay as an earlier
-    release made them are returned; they do their work."""
-    outdated: list[StreamOutdated] = []
+async def ensure(bus: Bus) -> None:
+    """All streams and the activators' consumers, whatever is there of them."""
     for stream in STREAMS:
-        try:
-            await bus.ensure_stream(stream)
-        except StreamOutdated as error:
-            _log.warning("stream_outdated", stream=error.stream, error=error.detail)
-            outdated.append(error)
+        await bus.ensure_stream(stream)
     for stream, consumer in _CONSUMERS:
         await bus.js.add_consumer(stream, consumer)
-    return outdated
 
 
 async def ensure_worker(bus: Bus, *, request: str, worker: str, slots: int) -> None:
@@ -200,10 +187,7 @@ async def on_exhausted(bus: Bus, handle: Callable[[Exhausted], Awaitable[None]],
 
 async def keep(bus: Bus, database: Database) -> None:
     """Make whatever is missing, the consumers of living workers too: the server may have lost its store."""
-    for outdated in await ensure(bus):
-        await conditions.report(
-            database, Condition(kind=OUTDATED, id=outdated.stream, reason=outdated.detail, repair=_REPAIR)
-        )
+    await ensure(bus)
     async with database.read() as conn:
         living = await workers.living_consumers(conn)
     if not living:

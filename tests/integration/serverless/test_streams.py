@@ -1,13 +1,11 @@
-"""The streams of functions: how much of them one function can fill, and those that an earlier release has left."""
+"""The streams of functions: how much of them one function can fill."""
 
 from dataclasses import replace
 
 import pytest
-from nats.js.api import RetentionPolicy
 
 from conftest import Servers
 from integration.serverless.sidecars import Worker, fresh_streams, make_worker, sidecar
-from penstock.kit import conditions
 from penstock.kit.bus import Bus
 from penstock.kit.db import Database
 from penstock.kit.publish import NotStored
@@ -60,28 +58,3 @@ async def test_one_workers_largest_messages_leave_room_for_the_results_of_others
     async with sidecar(servers.nats_url, quiet) as own:
         for number in range(scaled.max_msgs_per_subject or 0):
             await own.publish(subjects.result(quiet.request), body, msg_id=f"quiet-{number}")
-
-
-async def test_a_stream_of_an_earlier_release_is_told_of_until_it_can_be_made_anew(
-    database: Database, bus: Bus
-) -> None:
-    await bus.js.delete_stream(streams.OUT)
-    await bus.js.add_stream(replace(OUT, retention=RetentionPolicy.LIMITS, discard_new_per_subject=False))
-    await streams.keep(bus, database)
-    # Nothing was in it.
-    assert (await bus.js.stream_info(streams.OUT)).config.retention == RetentionPolicy.WORK_QUEUE
-    await bus.js.delete_stream(streams.OUT)
-    await bus.js.add_stream(replace(OUT, retention=RetentionPolicy.LIMITS, deny_delete=True))
-    await bus.publish(subjects.result("f"), b"untaken", msg_id="r1")
-    await streams.keep(bus, database)
-    async with database.read() as conn:
-        (told,) = await conditions.standing(conn, limit=10)
-    assert (told.kind, told.id) == (streams.OUTDATED, streams.OUT)
-    assert "earlier release" in told.reason
-    # It does its work: its consumers are there, and the other streams.
-    message = await (await bus.js.pull_subscribe_bind(streams.RESULTS, streams.OUT)).fetch(1)
-    await message[0].ack_sync()
-    await streams.keep(bus, database)
-    found = await bus.js.stream_info(streams.OUT)
-    assert (found.config.retention, found.config.deny_delete) == (RetentionPolicy.WORK_QUEUE, False)
-    assert {each.name for each in await bus.js.consumers_info(streams.OUT)} == {"results", "metrics", "outputs"}
