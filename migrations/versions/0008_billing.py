@@ -414,20 +414,32 @@ BUDGETS = (
 
 FUNDS = (
     # Until when time counts at a moment: to its end, and while its node is silent to the last list of its units. Nodes
-    # name their units every few seconds: a list that is due counts as one that has come.
+    # name their units every few seconds: a list that is due counts as one that has come. Whole seconds of it, so that
+    # the windows of nodes that fell silent together go on together.
     """
     create function billing.counted_until(ended timestamptz, heard timestamptz, moment timestamptz)
-    returns timestamptz language sql immutable as
-    $$ select least(moment, coalesce(ended, case when heard < moment - interval '15 seconds' then heard end)) $$
+    returns timestamptz language sql stable as
+    $$ select least(moment, coalesce(ended,
+        case when heard < moment - interval '15 seconds' then date_trunc('second', heard) end)) $$
     """,
-    # What allocations have cost since time was last charged, each from its own beginning, and until its end.
+    # Allocations on the meter, each with the moment until which it is charged: after a silence that is earlier than
+    # `billing.progress` says.
+    """
+    create view billing.metered as
+        select b.*, coalesce(last.until_at, b.active_at) as since
+        from compute.billable b
+        left join lateral (
+            select d.until_at from billing.daily d where d.series_id = b.allocation_id order by d.day desc limit 1
+        ) last on true
+    """,
+    # What allocations have cost since they were last charged, until their end.
     """
     create view billing.unbilled as
-        select b.organisation_id, b.price_microusd_per_hour, b.billing_ended_at,
-            b.price_microusd_per_hour * greatest(0, extract(epoch from
-                billing.counted_until(b.billing_ended_at, b.heard_until, statement_timestamp())
-                    - greatest(b.active_at, p.accrued_until))) / 3600 as cost_microusd
-        from compute.billable b cross join billing.progress p
+        select m.organisation_id, m.price_microusd_per_hour, m.billing_ended_at,
+            m.price_microusd_per_hour * greatest(0, extract(epoch from
+                billing.counted_until(m.billing_ended_at, m.heard_until, statement_timestamp()) - m.since)) / 3600
+                as cost_microusd
+        from billing.metered m
     """,
     # Locks the customer, then looks: a single statement would look with eyes from before it had to wait.
     """

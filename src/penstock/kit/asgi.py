@@ -24,7 +24,7 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: Bodies up to this size are copied to leave with their head.
 _JOINED_BYTES_MAX: Final = 64 << 10
 #: A body that breaks off or is malformed.
-_BROKEN: Final = (ConnectionError, ClientPayloadError, HttpProcessingError, web.RequestPayloadError)
+_BROKEN: Final = (OSError, ClientPayloadError, HttpProcessingError, web.RequestPayloadError)
 
 
 class Bridge:
@@ -157,6 +157,8 @@ class _Exchange:
             self._start = message
             return
         if not self.connection.connected:
+            # An application that waits for nothing else must not keep the loop.
+            await asyncio.sleep(0)
             return
         piece, more = message.get("body", b""), message.get("more_body", False)
         try:
@@ -166,7 +168,7 @@ class _Exchange:
                 await self._begin(piece)
             else:
                 await self._answer(piece)
-        except ConnectionError:
+        except OSError:
             self._keeps = False
 
     async def _answer(self, body: bytes) -> None:
@@ -185,6 +187,7 @@ class _Exchange:
             transport.write(body)
         else:
             transport.write(head + body)
+        self._request.writer.output_size += len(head) + len(body)
         await self._finish()
 
     async def _begin(self, piece: bytes) -> None:

@@ -226,8 +226,12 @@ async def _begun(conn: Connection) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        async with asyncio.timeout(_CLEAN_S):
-            await transaction.rollback()
+        try:
+            async with asyncio.timeout(_CLEAN_S):
+                await transaction.rollback()
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            # What went wrong first is raised.
+            conn.terminate()
         raise
     await transaction.commit()
 

@@ -67,7 +67,7 @@ class Head:
     project: str | None = None
     content_type: bytes = b""
     content_length: bytes | None = None
-    transfer_encoding: bool = False
+    transfer_encoding: bytes | None = None
     forwarded_for: bytes | None = None
     correlation_id: str = ""
     repeated: bool = False
@@ -100,7 +100,8 @@ def read_head(headers: Sequence[tuple[bytes, bytes]]) -> Head:
             head.repeated |= head.content_length is not None
             head.content_length = value
         elif name == b"transfer-encoding":
-            head.transfer_encoding = True
+            head.repeated |= head.transfer_encoding is not None
+            head.transfer_encoding = value
         elif name == b"x-forwarded-for":
             # Several lines are one list.
             head.forwarded_for = value if head.forwarded_for is None else head.forwarded_for + b"," + value
@@ -135,14 +136,18 @@ class LargeBodies:
 
 
 def rejection(head: Head, *, bytes_max: int = BODY_BYTES_MAX, streams: bool = False) -> Rejected | None:
-    """Why this request is refused before routing, if it is."""
+    """Why this request is refused before routing, if it is. `streams` allows a body of unknown length."""
     if head.host is None or not _HOST.fullmatch(head.host):
         return Rejected(400, "invalid_request", "bad Host header")
     if head.repeated:
-        return Rejected(400, "invalid_request", "Host, Authorization and Content-Length may come once only")
-    if head.transfer_encoding and not streams:
+        return Rejected(
+            400, "invalid_request", "Host, Authorization, Content-Length and Transfer-Encoding may come once only"
+        )
+    if head.transfer_encoding is not None and not streams:
         return Rejected(400, "invalid_request", "Transfer-Encoding is not accepted; send Content-Length")
-    if head.transfer_encoding and head.content_length is not None:
+    if head.transfer_encoding is not None and head.transfer_encoding.lower() != b"chunked":
+        return Rejected(400, "invalid_request", "Transfer-Encoding must be chunked")
+    if head.transfer_encoding is not None and head.content_length is not None:
         return Rejected(400, "invalid_request", "Transfer-Encoding and Content-Length exclude each other")
     length = head.content_length
     if length is not None and (not length.isdigit() or len(length) > 18):
@@ -208,7 +213,8 @@ class Edge:
 
     def _rejection(self, scope: Scope, head: Head) -> Rejected | None:
         if self._uploads is not None and self._uploads.take(scope):
-            return rejection(head, bytes_max=self._uploads.bytes_max, streams=True)
+            streams = scope["http_version"] != "1.0"
+            return rejection(head, bytes_max=self._uploads.bytes_max, streams=streams)
         if self._large is not None and self._large.take(scope):
             head.body_bytes_max, head.body_timeout_s = self._large.bytes_max, self._large.timeout_s
         return rejection(head, bytes_max=head.body_bytes_max)
@@ -217,10 +223,10 @@ class Edge:
         if refused is None:
             try:
                 await self._app(scope, receive, sender)
-            except Exception:
-                # An answer that was cut in its middle stays incomplete; the server closes the connection.
+            except Exception as error:
                 if not sender.cut:
                     raise
+                raise ConnectionAbortedError("the answer was cut") from error
             return
         detail = ErrorDetail(code=refused.code, message=refused.message, correlation_id=sender.correlation)
         body = msgspec.json.encode(ErrorBody(error=detail))
@@ -248,26 +254,23 @@ class _Receiver:
 
 
 class _Sender:
-    """Adds what every answer carries, and measures. A long answer of known length ends with the caller's credential;
-    streams of events end by themselves."""
+    """Adds what every answer carries, and measures. A long answer ends with the caller's credential."""
 
-    __slots__ = ("_exchange", "_method", "_send", "_sized", "_started", "correlation", "cut")
+    __slots__ = ("_exchange", "_method", "_send", "_started", "correlation", "cut")
 
     def __init__(self, send: Send, method: str, correlation: str, exchange: Exchange) -> None:
         self._send = send
         self._method = method
         self._exchange = exchange
         self._started = time.perf_counter()
-        self._sized = False
         self.correlation = correlation
         self.cut = False
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.body" and message["more_body"] and self._sized:
+        if message["type"] == "http.response.body" and message.get("more_body", False):
             await self._pass_on(message)
             return
         if message["type"] == "http.response.start":
-            self._sized = any(name == b"content-length" for name, _ in message["headers"])
             message["headers"] = [
                 *message["headers"],
                 (b"x-correlation-id", self.correlation.encode()),

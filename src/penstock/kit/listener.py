@@ -8,6 +8,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ _FIELD_BYTES_MAX: Final = 16 << 10
 _FIELDS_MAX: Final = 128
 _BACKLOG: Final = 1024
 _HANDSHAKE_S: Final = 10.0
+#: After the time for a stop, a handler has so long to heed its cancellation.
+_CANCELLED_S: Final = 1.0
 _QUOTED: Final = re.compile(r"b['\"]|\n| when reading")
 _MESSAGE_MAX: Final = 120
 
@@ -57,7 +60,7 @@ def envelope(
 class Connection(RequestHandler):
     """One client's connection."""
 
-    __slots__ = ("_body", "_head_bytes", "_head_timer", "_listener", "_on_lost")
+    __slots__ = ("_body", "_head_bytes", "_head_timer", "_listener", "_on_lost", "_stall_timer")
 
     def __init__(self, manager: "Listener", **options: Any) -> None:
         super().__init__(manager, **options)
@@ -67,6 +70,7 @@ class Connection(RequestHandler):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], None] | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the client in, or end the connection if there are too many."""
@@ -88,8 +92,55 @@ class Connection(RequestHandler):
         """The client is gone."""
         super().connection_lost(exc)
         self._end_head()
+        self._end_stall()
         if self._on_lost is not None:
             self._on_lost()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to."""
+        super().pause_writing()
+        if self._listener.stall_s is not None and self.transport is not None:
+            self._watch_stall(self.transport, self._listener.stall_s)
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        self._end_stall()
+
+    def _watch_stall(self, transport: asyncio.Transport, stall_s: float, before: int | None = None) -> None:
+        """End a connection whose client has read nothing since the last look."""
+        waiting = transport.get_write_buffer_size()
+        if before is not None and waiting >= before:
+            transport.abort()
+        else:
+            self._stall_timer = self._loop.call_later(stall_s, self._watch_stall, transport, stall_s, waiting)
+
+    def _end_stall(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def close(self) -> None:
+        """Take no further request. One that is under way is read to its end."""
+        if not self._request_in_progress:
+            super().close()
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
+        """Let the request under way end, its body included; then cancel it."""
+        if self._request_in_progress:
+            self._handler_waiter = self._loop.create_future()
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):
+                        await self._handler_waiter
+            finally:
+                self._handler_waiter = None
+        await super().shutdown(_CANCELLED_S)
+
+    def break_off(self) -> None:
+        """End the connection at once, without what is not sent yet: the response never looks complete."""
+        if self.transport is not None:
+            self.transport.abort()
 
     def watch(self, on_lost: Callable[[], None] | None) -> None:
         """Call this when the client is gone, instead of the callback before."""
@@ -100,7 +151,10 @@ class Connection(RequestHandler):
     ) -> web.StreamResponse:
         """Malformed requests and bugs; the connection is closed."""
         if request.writer.output_size > 0:
-            raise ConnectionError("the response has begun already")
+            if not isinstance(exc, ConnectionError):
+                _log.error("request_failed", exc_info=exc)
+            self.break_off()
+            raise ConnectionError("the response has begun already") from exc
         if status < 500 or isinstance(exc, web.RequestPayloadError):
             self._refuse(min(status, 400), sentence(message or str(exc)))
             return CLOSED
@@ -159,9 +213,12 @@ class Connection(RequestHandler):
 class Listener(web.Server):
     """aiohttp's server with our answer to requests that cannot be parsed, and a bound on connections."""
 
-    def __init__(self, handle: Handle, *, connections_max: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, handle: Handle, *, connections_max: int | None = None, stall_s: float | None = None, **options: Any
+    ) -> None:
         super().__init__(handle, **options)
         self._connections_max = connections_max
+        self.stall_s = stall_s
 
     def __call__(self) -> Connection:
         """The protocol of one connection."""
@@ -179,13 +236,21 @@ def sentence(message: str | None) -> str:
 
 
 def listener(
-    handle: Handle, *, idle_s: float, linger_s: float, cancels: bool = False, connections_max: int | None = None
+    handle: Handle,
+    *,
+    idle_s: float,
+    linger_s: float,
+    cancels: bool = False,
+    connections_max: int | None = None,
+    stall_s: float | None = None,
 ) -> Listener:
-    """A listener with its bounds. A connection may be idle for `idle_s`. After an answer the rest of the body is read
-    and dropped for `linger_s`. `cancels` cancels the handling of a request whose client has gone."""
+    """A listener with its bounds. A connection may be idle for `idle_s`, and its client may read nothing of an answer
+    for `stall_s`. After an answer the rest of the body is read and dropped for `linger_s`. `cancels` cancels the
+    handling of a request whose client has gone."""
     return Listener(
         handle,
         connections_max=connections_max,
+        stall_s=stall_s,
         handler_cancellation=cancels,
         loop=asyncio.get_running_loop(),
         access_log=None,

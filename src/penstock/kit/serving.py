@@ -29,6 +29,10 @@ _STOP_GRACE_S: Final = 5.0
 #: Longer than the pools of usual clients keep a connection that they do not use.
 _IDLE_S: Final = 30.0
 _LINGER_S: Final = 1.0
+#: A client that reads nothing of its answer for so long is ended.
+_STALL_S: Final = 30.0
+#: The cancellation of handlers and the end of their connections come after the grace.
+_CLEAN_UP_S: Final = 3.0
 _WATCH_S: Final = 1.0
 #: Sooner than the supervisor's own patience.
 _SILENT_MAX_S: Final = 20.0
@@ -54,7 +58,13 @@ class Listen:
 
 async def serve(app: Any, listen: Listen, *, stopping: Callable[[], None]) -> None:
     """Serve until cancelled. Then `stopping` ends what would never end by itself, and the rest gets a moment."""
-    server = listener.listener(Bridge(app).handle, idle_s=_IDLE_S, linger_s=_LINGER_S, connections_max=CONNECTIONS_MAX)
+    server = listener.listener(
+        Bridge(app).handle,
+        idle_s=_IDLE_S,
+        linger_s=_LINGER_S,
+        connections_max=CONNECTIONS_MAX,
+        stall_s=_STALL_S,
+    )
     runner = web.ServerRunner(server, shutdown_timeout=_STOP_GRACE_S)
     await runner.setup()
     sockets = await listener.listen(server, listen.host, listen.port, tls=listen.tls, shared=True)
@@ -65,7 +75,7 @@ async def serve(app: Any, listen: Listen, *, stopping: Callable[[], None]) -> No
         stopping()
         sockets.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_GRACE_S):
+            async with asyncio.timeout(_STOP_GRACE_S + _CLEAN_UP_S):
                 await runner.cleanup()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _SECRET_NAMES: Final = re.compile(r"(?i)(password|secret|token|authorization|api_?key|private|cookie)")
-_SECRET_VALUES: Final = re.compile(r"psk_[A-Za-z0-9_-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
+_SECRET_VALUES: Final = re.compile(r"ps[ks]_[A-Za-z0-9_-]{8,}|(?<=://)[^/@\s:]+:[^/@\s]+(?=@)")
 _correlation: ContextVar[str] = ContextVar("correlation_id", default="")
 
 _dropped = Counter("penstock_log_lines_dropped_total", "Lines of the log that could not be written.")

@@ -111,7 +111,7 @@ class Journal:
         self._owed: dict[tuple[str, str], Callable[[sqlite3.Connection], Any]] = {}
         #: Fences of stops among them.
         self._fences: dict[str, int] = {}
-        #: Why the last write was not taken; empty when it was.
+        #: Why the last write was not taken; empty when it was. A read says nothing of it.
         self.trouble = ""
 
     async def _call(self, work: Callable[[sqlite3.Connection], T], *, of: tuple[str, str] = ("", "")) -> T:
@@ -138,6 +138,7 @@ class Journal:
         return done
 
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        before = self._db.total_changes
         try:
             with self._db:
                 done = work(self._db)
@@ -149,16 +150,13 @@ class Journal:
                 _log.error("journal_unwritable", code=unwritten.code, error=unwritten.detail)
             self.trouble = unwritten.detail
             raise unwritten from error
-        if self.trouble:
+        if self.trouble and self._db.total_changes > before:
             _log.info("journal_writable")
-        self.trouble = ""
+            self.trouble = ""
         return done
 
     def _settle(self) -> Unwritten | None:
         """Write what is owed, in its order, and after trouble anything at all; why not all of it."""
-        if self.trouble and not self._owed:
-            with suppress(Unwritten):
-                self._transact(_probe)
         for of, work in list(self._owed.items()):
             try:
                 self._transact(work)
@@ -166,6 +164,9 @@ class Journal:
                 return error
             del self._owed[of]
         self._fences.clear()
+        if self.trouble:
+            with suppress(Unwritten):
+                self._transact(_probe)
         return None
 
     async def settle(self) -> None:

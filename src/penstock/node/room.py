@@ -31,7 +31,9 @@ def _has_room(folder: Path) -> bool:
     file = folder / _NAME
     try:
         with file.open("wb") as output:
-            os.posix_fallocate(output.fileno(), 0, _BYTES)
+            output.write(bytes(_BYTES))
+            output.flush()
+            os.fsync(output.fileno())
     except OSError as error:
         if not is_full(error):
             raise

@@ -49,7 +49,7 @@ class Ignored:
 
     def __call__(self, path: Path, *, is_folder: bool) -> bool:
         """Whether the path, which is below the root, is left out, the folders above it aside."""
-        if _never.match_file(path.relative_to(self._root).as_posix()):
+        if _never.match_file(path.relative_to(self._root).as_posix().lower()):
             return True
         return _excluded(self._in(path.parent), path, is_folder=is_folder)
 
@@ -88,13 +88,13 @@ def _read(folder: Path, file: Path) -> Rules | None:
     if not file.is_file():
         return None
     with file.open("rb") as opened:
-        text = opened.read(_RULES_BYTES_MAX).decode(errors="replace")
-    return Rules(folder, GitIgnoreSpec.from_lines(text.splitlines()))
+        text = opened.read(_RULES_BYTES_MAX).decode("utf-8-sig", errors="replace")
+    return Rules(folder, GitIgnoreSpec.from_lines([line.removesuffix("\r") for line in text.split("\n")]))
 
 
 def _above(root: Path) -> list[Rules]:
-    """The rules of the repository that the folder is part of. A folder that they exclude as a whole was chosen all the
-    same: they do not count for it."""
+    """The rules of the repository that the folder is part of. A folder that one of them excludes as a whole was chosen
+    all the same: that rule does not count for it."""
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
     if top is None:
         return []
@@ -102,4 +102,16 @@ def _above(root: Path) -> list[Rules]:
     folders = [folder for folder in reversed(root.parents) if folder.is_relative_to(top)]
     rules = [*([own] if own else []), *(each for folder in folders if (each := _read(folder, folder / ".gitignore")))]
     inside = [folder for folder in (*reversed(root.parents), root) if folder.is_relative_to(top) and folder != top]
-    return [] if any(_excluded(rules, folder, is_folder=True) for folder in inside) else rules
+    if not any(_excluded(rules, folder, is_folder=True) for folder in inside):
+        return rules
+    return [
+        Rules(each.folder, GitIgnoreSpec([it for it in each.spec.patterns if not _hits(each, it, inside)]))
+        for each in rules
+    ]
+
+
+def _hits(rules: Rules, pattern: Pattern, folders: list[Path]) -> bool:
+    """Whether the pattern excludes one of these folders."""
+    below = [folder for folder in folders if folder.is_relative_to(rules.folder) and folder != rules.folder]
+    names = (f"{folder.relative_to(rules.folder).as_posix()}/" for folder in below)
+    return pattern.include is True and any(_is_of(pattern, name) for name in names)

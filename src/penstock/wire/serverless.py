@@ -32,6 +32,8 @@ DEAD_LETTER_PAYLOAD_BYTES_MAX: Final = 4 << 10
 DEAD_LETTER_ERROR_CHARS_MAX: Final = 500
 DEAD_LETTER_NAME_CHARS_MAX: Final = 256
 TIMEOUT_S_MAX: Final = 24 * 3600
+#: Of one worker at a time: more than it has slots, as those that end are still counted.
+ATTEMPTS_MAX: Final = 2000
 #: `sha256=` and the hexadecimal HMAC-SHA256 of subject, a zero byte and the body, under the worker's key.
 MAC_HEADER: Final = "Penstock-Mac"
 #: Headers of an answer that the platform decides itself.
@@ -212,7 +214,7 @@ class WorkerMetricMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     #: Ours: proves the worker (its MAC key, `metric_proof`), and which attempts it has, for comparison with the rows.
     proof: str = ""
     projectID: str = ""
-    attempts: list[tuple[str, int]] = []
+    attempts: Annotated[list[tuple[str, int]], Meta(max_length=ATTEMPTS_MAX)] = []
 
 
 class OutputKind(StrEnum):

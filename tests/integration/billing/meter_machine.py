@@ -334,9 +334,10 @@ class MeterMachine(RuleBasedStateMachine):
         left = _subtract(charged, given_back)
         end = left[0][1] if left else run.active_at
         if run.heard_at is not None:
-            # Until a list is late, it counts as one that has come; before the silence, all may have been charged.
+            # Until a list is late, it counts as one that has come; then its whole seconds do. Before the silence,
+            # everything may have been charged.
             assert end <= max(run.heard_at + _LATE, self.charged_until.get(run.id, run.active_at)), (run, left)
-            assert end >= min(run.heard_at, self.until), (run, left)
+            assert end >= min(run.heard_at.replace(microsecond=0), self.until), (run, left)
             expected = [(run.active_at, end)] if left else []
         assert left == expected, (run, charged, given_back)
         self.charged_until[run.id] = end

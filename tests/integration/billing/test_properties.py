@@ -70,8 +70,8 @@ def _was_worth_it(seen: dict[str, int], examples: int) -> None:
         "corrections": 0.1,
         "checkpoints": 0.2,
         "back": 0.1,
-        "off": 0.1,
-        "survived": 0.1,
+        "off": 0.05,
+        "survived": 0.05,
         "silent": 0.1,
     }
     short = {what: seen[what] for what, share in at_least.items() if seen[what] < share * examples}

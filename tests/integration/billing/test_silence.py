@@ -41,7 +41,7 @@ async def _silent(stage: Stage, now: datetime, *, for_: timedelta) -> Run:
 
 @pytest.mark.parametrize("survives", [False, True])
 async def test_nobody_is_stopped_for_silence_that_is_given_back(stage: Stage, *, survives: bool) -> None:
-    now = datetime.now(UTC)
+    now = datetime.now(UTC).replace(microsecond=0)
     run = await _silent(stage, now, for_=9 * MINUTE)
     assert await _stands(stage) == (State.HEALTHY, 0)
     await stage.catch_up(now)
@@ -58,7 +58,7 @@ async def test_nobody_is_stopped_for_silence_that_is_given_back(stage: Stage, *,
 
 async def test_a_unit_that_is_gone_costs_nothing_before_its_end_is_noted(stage: Stage) -> None:
     """Its node is back and lists it no more; the loop that ends the allocation has not run yet."""
-    now = datetime.now(UTC)
+    now = datetime.now(UTC).replace(microsecond=0)
     run = await _silent(stage, now, for_=9 * MINUTE)
     async with stage.db.transaction() as tx:
         await tx.execute("update fleet.heartbeats set listed_at = $1", now)
@@ -101,3 +101,45 @@ async def test_a_long_silence_is_charged_step_by_step_and_to_the_end(stage: Stag
         assert done.windows <= 200
     assert await stage.value("select settled from compute.allocations where id = $1", run.id)
     await stage.holds(T0 + 10 * HOUR)
+
+
+async def _on_a_node_of_its_own(stage: Stage, run: Run, *, listed_at: datetime) -> None:
+    node = f"nod_{run.id}"
+    async with stage.db.transaction() as tx:
+        await tx.execute(
+            "insert into fleet.nodes (id, name, state, gpus_approved) values ($1, $1, 'ready', 8)"
+            " on conflict do nothing",
+            node,
+        )
+        await tx.execute(
+            "insert into fleet.heartbeats (node_id, at, listed_at) values ($1, $2, $2)"
+            " on conflict (node_id) do update set listed_at = excluded.listed_at",
+            node,
+            listed_at,
+        )
+        await tx.execute("update compute.allocations set node_id = $1 where id = $2", node, run.id)
+
+
+async def test_nodes_that_fall_silent_within_one_second_are_charged_when_they_are_back(stage: Stage) -> None:
+    runs = [await stage.start(T0), await stage.start(T0)]
+    other = await stage.start(T0, org="org_b")
+    for run, ms in zip(runs, (300, 700), strict=True):
+        await _on_a_node_of_its_own(stage, run, listed_at=T0 + 5 * MINUTE + timedelta(seconds=20, milliseconds=ms))
+    await stage.catch_up(T0 + 8 * MINUTE)
+    assert await stage.charged(runs[0].id) < await stage.charged(other.id)
+    for run in runs:
+        await _on_a_node_of_its_own(stage, run, listed_at=T0 + HOUR)
+    await stage.catch_up(T0 + 10 * MINUTE)
+    await stage.holds(T0 + 10 * MINUTE)
+
+
+async def test_a_silence_counts_against_funds_as_soon_as_the_node_is_back(stage: Stage) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    await stage.customer(paid=20 * PER_MINUTE)
+    run = await stage.start(now - 14 * MINUTE, price=PRICE)
+    await stage.begin(run.active_at)
+    [run] = await stage.hear([run], now - 9 * MINUTE)
+    await stage.catch_up(now)
+    assert await _funds(stage) >= 15 * PER_MINUTE
+    await stage.hear([run], None)
+    assert await _funds(stage) <= 6 * PER_MINUTE

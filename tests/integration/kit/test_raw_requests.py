@@ -5,12 +5,14 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
 
 from penstock.kit.asgi import Bridge
 from penstock.kit.edge import Edge
+from penstock.kit.exchanges import Exchanges
 from penstock.kit.listener import listener
 
 GOOD = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -59,7 +61,7 @@ async def ports() -> AsyncIterator[dict[str, int]]:
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", _answer)
     runners: dict[str, web.BaseRunner] = {
-        "api": web.ServerRunner(listener(Bridge(Edge(_take)).handle, idle_s=30, linger_s=1)),
+        "api": web.ServerRunner(listener(Bridge(Edge(_take, Exchanges(AsyncMock()))).handle, idle_s=30, linger_s=1)),
         "gateway": web.ServerRunner(listener(_answer, idle_s=30, linger_s=1, cancels=True)),
         "link": web.AppRunner(app, access_log=None),
     }

@@ -84,6 +84,13 @@ class Routes:
     async def forged(self, _: Any, send: Any) -> None:
         await respond(send, 200, b"", headers=((b"location", b"/\r\nset-cookie: a=b"),))
 
+    async def fails_after(self, _: Any, send: Any) -> None:
+        await respond(send, 200, b"whole")
+        raise ValueError("a bug after the response")
+
+    async def endless(self, _: Any, send: Any) -> None:
+        await respond(send, 200, *[bytes(1 << 20)] * 64)
+
     async def fails(self, _: Any, __: Any) -> None:
         raise ValueError("a bug")
 
@@ -422,6 +429,46 @@ async def test_a_stop_does_not_wait_for_ever(routes: Routes, monkeypatch: pytest
         await routes.began.wait()
     writer.close()
     routes.go_on.set()
+
+
+async def test_a_stop_reads_the_body_of_a_request_under_way(routes: Routes) -> None:
+    async with served(routes) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n01234")
+        async with asyncio.timeout(PATIENCE_S):
+            while not routes.seen:
+                await asyncio.sleep(0.01)
+
+        async def rest() -> bytes:
+            await asyncio.sleep(0.3)
+            writer.write(b"56789")
+            return await reader.read()
+
+        answered = asyncio.create_task(rest())
+        await asyncio.sleep(0.1)
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await answered
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"0123456789")
+
+
+async def test_a_client_that_reads_nothing_is_ended(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_STALL_S", 0.3)
+    async with served(routes) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+        writer.write(GET % b"/endless")
+        await asyncio.sleep(2)
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                received = len(await reader.read())
+                assert received < 64 << 20
+        writer.close()
+
+
+async def test_a_bug_after_a_whole_response_adds_no_second_one(port: int) -> None:
+    answer = await said(port, GET % b"/fails-after")
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 async def test_the_listener_speaks_tls_and_only_http_1(routes: Routes, tmp_path: Path) -> None:

@@ -9,14 +9,13 @@ import pytest
 
 from integration.node.test_link import _build, _listening, _running
 from node_gateway import Gateway
-from penstock.node import identity
+from penstock.node import identity, renewal
 from penstock.node.journal import Journal
-from penstock.processes import agent as agent_process
 from penstock.wire.tasks import TOPOLOGY_DISCOVER, Outcome, TopologyDiscover
 
 STEPS = [timedelta(minutes=10), timedelta(minutes=-10)]
 #: Everything on the node that looks at the wall clock.
-READERS = ("penstock.node.link.utc_now", "penstock.node.identity.utc_now", "penstock.processes.agent.utc_now")
+READERS = ("penstock.node.link.utc_now", "penstock.node.identity.utc_now", "penstock.node.renewal.utc_now")
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ async def test_a_step_of_the_clock_breaks_neither_link_nor_tasks_nor_certificate
         journal = Journal(node_folder / "journal.db")
         agent = _build(who, journal)
         async with _running(agent):
-            keeping = asyncio.create_task(agent_process._keep_certificate(who, agent.link._clock, agent.link))
+            keeping = asyncio.create_task(renewal.keep(who, agent.link._clock, agent.link))
             before = await asyncio.wait_for(gateway.heartbeats.get(), 20)
             step(by)
             await _stepped(gateway, before.sent_at, by)
@@ -81,7 +80,7 @@ async def test_a_certificate_is_renewed_in_time_though_the_clock_is_behind(
         journal = Journal(node_folder / "journal.db")
         agent = _build(who, journal)
         async with _running(agent):
-            keeping = asyncio.create_task(agent_process._keep_certificate(who, agent.link._clock, agent.link))
+            keeping = asyncio.create_task(renewal.keep(who, agent.link._clock, agent.link))
             async with asyncio.timeout(20):
                 while len(gateway.serials) < 2:
                     await asyncio.sleep(0.05)

@@ -175,6 +175,10 @@ class _Full:
     def __exit__(self, *_: object) -> None:
         """Nothing was begun."""
 
+    @property
+    def total_changes(self) -> int:
+        return self._db.total_changes
+
     def execute(self, statement: str, *values: Any) -> Any:
         if statement.startswith("select"):
             return self._db.execute(statement, *values)

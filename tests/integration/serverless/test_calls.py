@@ -210,7 +210,7 @@ async def test_a_large_payload_does_not_stand_in_the_stream_of_all_but_is_fetche
     reference = given.payloadRef
     assert (reference is not None) == (len(payload) > DISPATCH_BYTES_MAX)
     assert bytes(given.payload) == (payload if reference is None else b"null")
-    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None, None)  # pyright: ignore[reportArgumentType]
+    edge = FunctionEdge(stage.db, None, stage.invoker, stage.shelf, None, None, None)  # pyright: ignore[reportArgumentType]
     path = f"/attempts/{given.projectID}/{given.invocationID}/payload"
     async with RawTestServer(_answering(edge)) as server, aiohttp.ClientSession(server.make_url("/")) as session:
         async with session.get(path, headers={"Authorization": f"Bearer {given.token}"}) as found:

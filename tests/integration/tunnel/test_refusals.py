@@ -54,12 +54,17 @@ async def test_other_projects_allocation_looks_absent(world: World, http: aiohtt
     other.node_id = world.node_id
     await other.set_state("active", project_id="prj_other")
     bodies: list[str] = []
+    unnamed: list[str] = []
     for allocation_id in (other.allocation_id, STRANGER, "nonsense", "alc_DEFAULT", "%27--"):
         url = f"{world.gateways[0].url}/u/{allocation_id}/8000/"
         async with http.get(url, headers=world.headers | {"X-Correlation-Id": "same"}) as answer:
             assert answer.status == 404
-            bodies.append((await answer.text()).replace(unquote(allocation_id), "?"))
-    assert len(set(bodies)) == 1
+            told = (await answer.text()).replace(unquote(allocation_id), "?")
+            (bodies if allocation_id in (other.allocation_id, STRANGER) else unnamed).append(told)
+    assert (len(bodies), len(set(bodies))) == (2, 1)
+    # What is no id at all is told so, which says nothing of others.
+    assert len(set(unnamed)) == 1
+    assert "an id (alc_…) is needed here" in unnamed[0]
 
 
 async def test_port_that_nobody_listens_on_is_a_bad_gateway(world: World, http: aiohttp.ClientSession) -> None:

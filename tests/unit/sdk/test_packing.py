@@ -93,6 +93,21 @@ def test_nothing_comes_back_below_an_excluded_folder(folder: Path) -> None:
     assert "data/big.bin" not in names(pack(folder).content)
 
 
+def test_rules_are_read_as_git_reads_them(folder: Path) -> None:
+    """With a mark of the encoding, the line ends of Windows, and a form feed, which ends no line."""
+    (folder / ".gitignore").write_bytes(b"\xef\xbb\xbfkeys.json\r\n*.pem\r\nno\x0cte.txt\n")
+    write(folder, "keys.json", "a.pem", "te.txt", ".ENV", ".Env.local")
+    packed = names(pack(folder).content)
+    assert not {"keys.json", "a.pem", ".ENV", ".Env.local"} & {*packed}
+    assert "te.txt" in packed
+
+
+def test_a_chosen_folder_that_git_ignores_is_subject_to_all_other_rules(folder: Path) -> None:
+    (folder / ".gitignore").write_text("/scratch\n*.pem\n")
+    write(folder, "scratch/main.py", "scratch/k.pem")
+    assert names(pack(folder / "scratch").content) == ["main.py"]
+
+
 def test_links_are_followed_within_the_folder(folder: Path) -> None:
     (folder / "again.py").symlink_to("main.py")
     (folder / "library").symlink_to("lib")

@@ -1,5 +1,6 @@
 """A batch that fails: whose fault it is, and what becomes of each message."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -9,7 +10,9 @@ from nats.errors import ConnectionClosedError, MsgAlreadyAckdError
 
 from penstock.kit.bus import Bus
 from penstock.kit.errors import Unavailable
-from penstock.serverless.service.consuming import together
+from penstock.kit.pull import InProgress, Pull
+from penstock.serverless.service import consuming
+from penstock.serverless.service.consuming import Consumer, together
 
 ACK, TERM = b"", b"+TERM"
 
@@ -91,3 +94,58 @@ async def test_a_message_is_buried_after_the_good_ones_were_taken() -> None:
     await together(cast("Bus", bus), list(batch), Taker(**{"1": ValueError("poison")}))
     subjects = [subject for subject, _ in bus.sent]
     assert subjects == [batch[1].reply, "runtime.serverless.dlq.result.f", batch[0].reply]
+
+
+class Waiting:
+    """A pull with these batches, and nothing after them."""
+
+    def __init__(self, *batches: list[Msg]) -> None:
+        self.batches = list(batches)
+
+    async def take(self, most: int) -> list[Msg]:
+        if not self.batches:
+            await asyncio.Event().wait()
+        batch = self.batches.pop(0)
+        assert len(batch) <= most
+        return batch
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming, "_AGAIN_MAX_S", 0.001)
+    monkeypatch.setattr(consuming, "_OTHERS_S", 0.01)
+
+
+def _consumer(bus: Recorder, pull: Waiting, taker: Taker) -> Consumer:
+    return Consumer(cast("Bus", bus), cast("Pull", pull), InProgress(), taker)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("place", range(3))
+async def test_a_message_that_alone_is_too_slow_for_the_database_holds_up_no_other(place: int) -> None:
+    bus = Recorder()
+    first = [bus.message(name, delivered=5) for name in ("1", "2", "3")]
+    later = [bus.message(name) for name in ("4", "5")]
+    taker = Taker(**{str(place + 1): Unavailable("too slow")})
+    consumer = _consumer(bus, Waiting(first, later), taker)
+    for _ in range(6):
+        async with asyncio.timeout(1):
+            await consumer.turn()
+        if bus.said(first[place]):
+            break
+    assert [bus.said(each) for each in first if each is not first[place]] == [[ACK], [ACK]]
+    assert bus.said(first[place]) == [TERM]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_outage_of_any_length_gives_no_message_up() -> None:
+    bus = Recorder()
+    batch = [bus.message(name, delivered=5) for name in ("1", "2", "3")]
+    taker = Taker(**{name: Unavailable("away") for name in ("1", "2", "3", "4")})
+    consumer = _consumer(bus, Waiting(batch, [bus.message("4")]), taker)
+    for _ in range(20):
+        await consumer.turn()
+    assert not any(bus.said(each) for each in batch)
+    taker.failures.clear()
+    await consumer.turn()
+    assert [bus.said(each) for each in batch] == [[ACK], [ACK], [ACK]]

@@ -53,9 +53,7 @@ class Accrue:
         await accrual.open_payers(tx)
         for owed in await accrual.excess(tx, run_at=until):
             await _give_back(tx, owed, until)
-        charged, paid_up = await accrual.accrue(
-            tx, since=since, until=until, window=self.window, each_max=step + self.window
-        )
+        charged, paid_up = await accrual.accrue(tx, since=since, until=until, window=self.window, each_max=2 * step)
         await self.allocations.settle(tx, paid_up)
         await accrual.advance(tx, until)
         return replace(charged, behind=until < ended)

@@ -23,12 +23,8 @@ _UNTIL: Final = _TOTAL.format(at="until_at", per=US_PER_HOUR)
 #: Allocations on the meter, with what is charged of them already.
 _METERED: Final = """
     select b.allocation_id as series_id, b.organisation_id, b.project_id, b.key_id, b.purpose, b.sku, b.gpus, b.labels,
-        b.price_microusd_per_hour as price, b.active_at, b.billing_ended_at as ended_at, b.heard_until,
-        coalesce(last.until_at, b.active_at) as since
-    from compute.billable b
-    left join lateral (
-        select d.until_at from billing.daily d where d.series_id = b.allocation_id order by d.day desc limit 1
-    ) last on true
+        b.price_microusd_per_hour as price, b.active_at, b.billing_ended_at as ended_at, b.heard_until, b.since
+    from billing.metered b
 """
 
 #: $1 until when, $2 the length of a window, $3 until when all was charged before, $4 the most that is charged of one
@@ -37,7 +33,8 @@ _METERED: Final = """
 #: end that came after `_EXCESS` and lies before what was charged.
 _ACCRUE: Final = f"""
     with metered as materialized (
-        select m.*, least(billing.counted_until(ended_at, heard_until, $1), since + $4::interval) as due
+        select m.*, least(billing.counted_until(ended_at, heard_until, $1),
+            date_bin($2, since, timestamptz 'epoch') + $4::interval) as due
         from ({_METERED} where b.active_at < $1::timestamptz
             and b.organisation_id in (select organisation_id from billing.customers)) m
     ), opened as (

@@ -67,7 +67,7 @@ _EXPIRE: Final = """
 """
 #: The first budget that has no room for so long of all that its project or key has asked for, and for one more.
 _LACKING: Final = """
-    select b.* from billing.budgets_at(coalesce($5, statement_timestamp())) b cross join billing.progress g
+    select b.* from billing.budgets_at(coalesce($5, statement_timestamp())) b
     cross join lateral (
         select coalesce(sum(c.price_microusd_per_hour), 0) + $3::bigint as price from compute.commitments c
         where c.organisation_id = b.organisation_id and c.project_id = b.project_id
@@ -76,8 +76,8 @@ _LACKING: Final = """
     cross join lateral (
         select coalesce(sum(a.price_microusd_per_hour * greatest(0, extract(epoch from
             billing.counted_until(a.billing_ended_at, a.heard_until, coalesce($5, statement_timestamp()))
-                - greatest(a.active_at, g.accrued_until, b.starts_at)))), 0) as microusd_s
-        from compute.billable a
+                - greatest(a.since, b.starts_at)))), 0) as microusd_s
+        from billing.metered a
         where a.organisation_id = b.organisation_id and a.project_id = b.project_id
             and (b.key_id is null or a.key_id = b.key_id)
     ) unbilled

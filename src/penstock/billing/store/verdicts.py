@@ -22,17 +22,17 @@ _JUDGE: Final = """
                 and not exists (
                     select 1 from billing.release_requests r where r.done_at is null and r.project_id = b.project_id
                     and r.key_id is not distinct from b.key_id) as release
-        from billing.budgets_at($1) b cross join billing.progress g
+        from billing.budgets_at($1) b
         left join billing.budget_periods p on p.budget_id = b.id and p.period_start = b.starts_at
         left join lateral (
             select sum(a.price_microusd_per_hour) filter (where a.billing_ended_at is null) as price,
                 max(a.active_at) filter (where a.billing_ended_at is null) as newest,
                 ceil(sum(a.price_microusd_per_hour * greatest(0, extract(epoch from
-                    least(case when billing.counted_until(a.billing_ended_at, a.heard_until, $1) < $1
-                        then billing.counted_until(a.billing_ended_at, a.heard_until, $1)
+                    least(case when a.until_at < $1 then a.until_at
                         else coalesce(a.billing_ended_at, $2::timestamptz) end, b.ends_at)
-                        - greatest(a.active_at, g.accrued_until, b.starts_at)))) / 3600) as cost
-            from compute.billable a
+                        - greatest(a.since, b.starts_at)))) / 3600) as cost
+            from (select m.*, billing.counted_until(m.billing_ended_at, m.heard_until, $1) as until_at
+                from billing.metered m) a
             where a.organisation_id = b.organisation_id and a.project_id = b.project_id
                 and (b.key_id is null or a.key_id = b.key_id)
         ) running on $4 and b.action = 'reject'

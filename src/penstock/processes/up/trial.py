@@ -13,12 +13,12 @@ _OFFER: Final = ("--gpu-model", "*", "--price", "3.49", "--memory", "2", "--cpus
 
 
 def choose(skus: Sequence[Sku], gpus: Sequence[NodeGpu]) -> Trial:
-    """A SKU of one of these GPUs, preferably one with room; else one of shares to define."""
+    """A SKU of one of these GPUs, preferably one with room; else one to define."""
     fitting = [sku for sku in skus if any(_fits(sku, gpu) for gpu in gpus)]
     if fitting:
         return Trial(sku=max(fitting, key=lambda sku: sku.gpus_free).name)
     first = gpus[0]
-    share = ("--mig", first.profile) if first.kind == "mig" else ("--mps", "0")
+    share = {"mig": ("--mig", first.profile), "mps": ("--mps", "0")}.get(first.kind, ())
     taken = {sku.name for sku in skus}
     name = next(name for at in range(len(taken) + 1) if (name := f"{_NAME}{at or ''}") not in taken)
     return Trial(sku=name, define=shlex.join(["sku", "set", name, *_OFFER, *share]))

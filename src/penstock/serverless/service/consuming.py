@@ -2,11 +2,13 @@
 
 A message is settled when it was acknowledged, terminated or put back, or when somebody else has it in hand. A failure
 of the database or of the queue says nothing of a message: the batch is held, and taken again soon. The server is told
-that it is held, so that an outage of any length uses up no deliveries.
+that it is held, so that an outage of any length uses up no deliveries. A message that meets such a failure alone, while
+others are taken, is at fault itself and is given up.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from nats.aio.msg import Msg
@@ -26,6 +28,9 @@ _log = logger(__name__)
 #: Soon after an outage, and all consumers at about the same time: a heartbeat that is read long before the results of
 #: its worker would make their attempts look lost.
 _AGAIN_MAX_S: Final = 1.0
+#: After so many failures of a batch its messages are taken one by one, beside others that have come meanwhile.
+_TOGETHER_MAX: Final = 3
+_OTHERS_S: Final = 0.1
 #: Failures that are not about the message. `OSError` has the time-outs of all libraries.
 _OUTAGES: Final = (Unavailable, OSError, ConnectionClosedError, OutboundBufferLimitError, MsgAlreadyAckdError)
 
@@ -43,12 +48,10 @@ class Consumer:
 
     async def turn(self) -> None:
         """Take the next batch, or the one that is held."""
-        if not self._held:
-            self._held = await self._pull.take(BATCH_MAX)
-            self._progress.hold(*self._held)
+        await self._fill()
         batch = list(self._held)
         try:
-            await together(self._bus, self._held, self._take)
+            await self._settle()
             self._failures = 0
         except _OUTAGES as error:
             self._failures += 1
@@ -57,6 +60,54 @@ class Consumer:
         finally:
             left = {id(message) for message in self._held}
             self._progress.let_go(*(message for message in batch if id(message) not in left))
+
+    async def _fill(self) -> None:
+        """Pull a batch. One that has failed often gets company, to see whether others fail too."""
+        if not self._held:
+            came = await self._pull.take(BATCH_MAX)
+        elif self._failures >= _TOGETHER_MAX and len(self._held) < BATCH_MAX:
+            came = []
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_OTHERS_S):
+                    came = await self._pull.take(BATCH_MAX - len(self._held))
+        else:
+            return
+        self._held += came
+        self._progress.hold(*came)
+
+    async def _settle(self) -> None:
+        try:
+            await together(self._bus, self._held, self._take)
+        except _OUTAGES:
+            if self._failures < _TOGETHER_MAX:
+                raise
+            await self._apart()
+
+    async def _apart(self) -> None:
+        """Take each by itself. One that fails while the next is taken is given up; two in a row are an outage, and the
+        first of them is put last."""
+        suspect: tuple[Msg, Exception] | None = None
+        for message in list(self._held):
+            try:
+                await self._take([message])
+            except _OUTAGES as error:
+                if suspect is not None:
+                    self._drop(suspect[0])
+                    self._held.append(suspect[0])
+                    raise
+                suspect = message, error
+                continue
+            self._drop(message)
+            if suspect is not None:
+                _log.warning("message_at_fault", subject=suspect[0].subject, error=repr(suspect[1]))
+                self._drop(suspect[0])
+                await burying.give_up(self._bus, *suspect)
+                suspect = None
+        if suspect is not None:
+            raise suspect[1]
+
+    def _drop(self, message: Msg) -> None:
+        self._held = [each for each in self._held if each is not message]
 
 
 async def together(bus: Bus, held: list[Msg], take: Take) -> None:
