@@ -218,7 +218,8 @@ async def _bad_chunk(stage: Stage) -> None:
 @row("uds_framework-26")
 async def _late(stage: Stage) -> None:
     async def script(request: Request, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.25)
+        while not any(each.path == "/cancel" for each in unit.framework.requests):
+            await asyncio.sleep(0.01)
         writer.write(response(b'{"body": "late"}'))
 
     before = REGISTRY.get_sample_value("penstock_sidecar_late_answers_total") or 0.0
