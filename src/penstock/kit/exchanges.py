@@ -81,7 +81,12 @@ class Exchanges:
     async def recheck(self) -> None:
         """Cut what has lost its right: one look per caller, however many exchanges they have."""
         waited = [(it, caller) for it in self._live if it.waited and (caller := it.caller) is not None]
-        revoked = {caller for caller in {caller for _, caller in waited} if not await self._still_valid(caller)}
+        callers = list({caller for _, caller in waited})
+        valid = await asyncio.gather(*map(self._still_valid, callers), return_exceptions=True)
+        failed = [each for each in valid if isinstance(each, BaseException)]
+        if failed:
+            _log.warning("exchange_check_failed", callers=len(failed), error=repr(failed[0]))
+        revoked = {caller for caller, right in zip(callers, valid, strict=True) if right is False}
         for exchange, caller in waited:
             if caller in revoked and not exchange.revoked:
                 _log.info("exchange_cut", key_id=caller.key_id)

@@ -26,8 +26,8 @@ from penstock.kit.telemetry import logger
 
 CONNECTIONS_MAX: Final = 4096
 _STOP_GRACE_S: Final = 5.0
-#: Longer than the pools of usual clients keep a connection that they do not use.
-_IDLE_S: Final = 30.0
+#: Longer than the pools of usual clients and load balancers (60 s) keep a connection that they do not use.
+_IDLE_S: Final = 75.0
 _LINGER_S: Final = 1.0
 #: A client that reads nothing of its answer for so long is ended.
 _STALL_S: Final = 30.0

@@ -192,7 +192,17 @@ async def keep(bus: Bus, database: Database) -> None:
         living = await workers.living_consumers(conn)
     if not living:
         return
-    there = {info.name for info in await bus.js.consumers_info(WORK)}
+    there = await consumers(bus, WORK)
     for each in living:
         if each.worker not in there:
             await ensure_worker(bus, request=each.request, worker=each.worker, slots=each.slots)
+
+
+async def consumers(bus: Bus, stream: str) -> set[str]:
+    """The names of all consumers: the server lists them by pages of 256."""
+    names: set[str] = set()
+    offset = 0
+    while page := await bus.js.consumers_info(stream, offset=offset):
+        names.update(info.name for info in page)
+        offset += len(page)
+    return names

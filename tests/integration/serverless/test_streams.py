@@ -58,3 +58,10 @@ async def test_one_workers_largest_messages_leave_room_for_the_results_of_others
     async with sidecar(servers.nats_url, quiet) as own:
         for number in range(scaled.max_msgs_per_subject or 0):
             await own.publish(subjects.result(quiet.request), body, msg_id=f"quiet-{number}")
+
+
+async def test_the_consumers_of_more_workers_than_a_page_of_the_server_are_all_seen(bus: Bus) -> None:
+    names = {f"wrk_{number}" for number in range(300)}
+    for name in names:
+        await streams.ensure_worker(bus, request="req_many", worker=name, slots=1)
+    assert await streams.consumers(bus, streams.WORK) >= names
