@@ -38,10 +38,19 @@ async def _come_and_go(client: AsyncClient, dice: random.Random, stop: asyncio.E
             # The first takes from stock, which is of one GPU each.
             allocation = await client.allocations.create("g1.1", gpus=dice.choice((1, 1, 2, 4)) if cycles else 1)
             await asyncio.sleep(dice.uniform(0, 1.5))
-            await client.allocations.release(allocation.id)
+            await _release(client, allocation.id)
             cycles += 1
         await asyncio.sleep(dice.uniform(0, 0.2))
     return cycles
+
+
+async def _release(client: AsyncClient, allocation_id: str) -> None:
+    """Asked for again while the api is away: five hundred kills would leave enough units behind to fill the fleet."""
+    for _ in range(20):
+        with suppress(SdkError):
+            await client.allocations.release(allocation_id)
+            return
+        await asyncio.sleep(0.5)
 
 
 async def _release_all(client: AsyncClient) -> None:
@@ -67,6 +76,7 @@ async def _stocked(client: AsyncClient) -> None:
 
 async def _turn_off(cloud: Cloud, client: AsyncClient, dice: random.Random) -> datetime:
     """Everything is off for a while, with units running; when it was off."""
+    await _release_all(client)  # units whose creation was answered to nobody: they may fill the fleet
     await _running(client)
     await asyncio.to_thread(cloud.down)
     off = datetime.now(UTC)
