@@ -217,7 +217,7 @@ STATEMENTS = (
     # until then; after a silence nobody knows, and nobody pays for it.
     """
     create view fleet.unit_ends as
-    select unit_id, node_id, state, unheard,
+    select unit_id, node_id, state, unheard, since,
         case when state = 'exited' and not unheard then since else seen_at end as ran_until
       from fleet.unit_reports where state in ('exited', 'gone') and seen_at is not null
     """,

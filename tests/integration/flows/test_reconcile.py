@@ -164,6 +164,28 @@ async def test_a_release_while_its_node_was_away_is_paid_for_only_if_the_unit_wa
     assert await cloud.world.value("select settled from compute.allocations") is not unheard
 
 
+@pytest.mark.parametrize(
+    ("state", "since_s", "paid_to_the_end"), [("exited", 0, False), ("gone", 60, False), ("gone", 0, True)]
+)
+async def test_a_release_after_the_node_named_the_end_is_paid_for_until_that_end(
+    cloud: Cloud, *, state: str, since_s: int, paid_to_the_end: bool
+) -> None:
+    """A list that lacks the unit may have been on its way when the unit started: only one that stands counts."""
+    row = await cloud.active()
+    await sql(cloud, "update compute.allocations set active_at = active_at - interval '1 h'")
+    await _report(cloud, row.unit_id, state, None, "")
+    await sql(
+        cloud,
+        "update fleet.unit_reports set seen_at = now() - interval '2 min', since = now() - make_interval(secs => $1)",
+        since_s,
+    )
+    ran_until = await cloud.world.value("select ran_until from fleet.unit_ends")
+    released = await cloud.world.release(row.id)
+    assert released.billing_ended_at is not None
+    assert (released.billing_ended_at > ran_until) is paid_to_the_end
+    assert paid_to_the_end or released.billing_ended_at == ran_until
+
+
 async def test_a_node_that_is_back_when_its_loss_is_looked_at_keeps_its_units(cloud: Cloud) -> None:
     row = await cloud.active()
     await sql(cloud, "update fleet.nodes set state = 'lost'")

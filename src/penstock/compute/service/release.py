@@ -101,6 +101,8 @@ class Release:
         if current.state is State.RELEASING or current.state in FINAL:
             return current
         event = Event.RETRY if current.state is State.RELEASE_FAILED else Event.RELEASE
+        if current.state is State.ACTIVE and ended_at is None:
+            ended_at = await endings.known_end(tx, current)
         change = Change(reason=reason, deadline_s=self.limits.deadlines.releasing_s, billing_ended_at=ended_at)
         moved = await allocations.move(tx, current, event, change)
         if event is Event.RETRY:

@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Final
 
-from penstock.kit.db import Tx
+from penstock.compute.model import Allocation
+from penstock.kit.db import Reader, Tx
+
+#: A node lists its units again at once when they change, and the gateway stores lists every second.
+_NEXT_LIST_S: Final = 5.0
 
 
 async def end_billing(tx: Tx, node_id: str, at: datetime) -> None:
@@ -21,6 +26,18 @@ async def end_billing(tx: Tx, node_id: str, at: datetime) -> None:
         """,
         node_id,
         at,
+    )
+
+
+async def known_end(conn: Reader, allocation: Allocation) -> datetime | None:
+    """Until when its unit ran, if its node has said that it is over. A list that was on its way when the unit started
+    lacks it too: one that is gone counts once the node has had the time for another list."""
+    return await conn.fetchval(
+        "select ran_until from fleet.unit_ends where unit_id = $1 and node_id = $2"
+        " and (state = 'exited' or since < clock_timestamp() - make_interval(secs => $3))",
+        allocation.unit_id,
+        allocation.node_id,
+        _NEXT_LIST_S,
     )
 
 
